@@ -184,11 +184,16 @@ class ConfigTransformer:
         return mask_secrets
 
     def _values_of_variables(self, name: str, text: str) -> dict[str, str]:
-        """Map a setting's value, and the value of each variable in it, to the text that is shown instead."""
+        """Map a setting's value, its passwords, and the value of each variable in it, to the text that is shown
+        instead."""
         found = {self._value_of_variable(match) or "": match[0] for match in VARIABLE.finditer(text)}
-        found[self._resolve_variables(text)] = redacted_value(name, text)
+        resolved = self._resolve_variables(text)
+        found[resolved] = redacted_value(name, text)
+        # A variable's value may contain a password, and it may be a part of a password.
+        hidden = secrets_in(name, resolved)
+        hidden |= {self._resolve_variables(secret): shown for secret, shown in secrets_in(name, text).items()}
         stripped = {value.strip(): shown for value, shown in found.items()}
-        return {value: shown for value, shown in {**stripped, **found}.items() if value and value != shown}
+        return {value: shown for value, shown in {**hidden, **stripped, **found}.items() if value and value != shown}
 
     def _value_of_variable(self, match: re.Match[str]) -> str | None:
         provider = self._providers.get(match[1])

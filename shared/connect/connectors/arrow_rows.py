@@ -106,4 +106,8 @@ def _with_fields(kind: Any) -> Any:
     if pa.types.is_list(kind):
         item = _with_fields(kind.value_type)
         return None if item is None else pa.list_(item)
+    if pa.types.is_map(kind):
+        key = _with_fields(kind.key_type)
+        item = _with_fields(kind.item_type)
+        return None if key is None or item is None else pa.map_(key, item)
     return kind

@@ -207,23 +207,33 @@ def schema_from_envelope(json: Any, depth: int = 0) -> Schema | None:
     kind = json.get("type") if isinstance(json, dict) else json
     if not isinstance(json, dict) or not isinstance(kind, str) or kind not in _TYPES or depth > DEPTH_MAX:
         raise DataError(f"Unknown schema type: {kind!s:.100}")
-    name = json.get("name")
-    parameters = json.get("parameters") or {}
-    version = json.get("version")
-    if not (isinstance(name, str | None) and isinstance(parameters, dict) and type(version) in (int, type(None))):
-        raise DataError("Invalid schema: name must be text, parameters an object, and version an integer")
+    parameters = json.get("parameters")
+    # As in JsonConverter, an attribute of another type than it must have is ignored.
+    parameters = parameters if isinstance(parameters, dict) else {}
+    if not all(isinstance(value, str) for value in parameters.values()):
+        raise DataError("Schema parameters must have string values.")
     schema = Schema(
         _TYPES[kind],
         optional=json.get("optional") is True,
-        name=name,
-        version=version,
-        doc=json.get("doc"),
-        parameters=tuple((str(key), str(value)) for key, value in parameters.items()),
+        name=text_or_none(json.get("name")),
+        version=integer_or_none(json.get("version")),
+        doc=text_or_none(json.get("doc")),
+        parameters=tuple(parameters.items()),
         **_parts_of_schema(_TYPES[kind], json, depth),
     )
     if (default := json.get("default")) is not None:
         schema = Schema(**{**_schema_attributes(schema), "default": value_from_json(schema, default)})
     return schema
+
+
+def text_or_none(value: Any) -> str | None:
+    """Return a JSON value if it is text, else None."""
+    return value if isinstance(value, str) else None
+
+
+def integer_or_none(value: Any) -> int | None:
+    """Return a JSON value if it is an integer, else None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _parts_of_schema(kind: SchemaType, json: dict[str, Any], depth: int) -> dict[str, Any]:

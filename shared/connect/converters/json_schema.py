@@ -28,7 +28,9 @@ from penstock.shared.connect.converter import Converted, Converter
 from penstock.shared.connect.converters.json import (
     DEPTH_MAX,
     has_decimals,
+    integer_or_none,
     map_of_entries,
+    text_or_none,
     value_from_json,
     value_to_json,
 )
@@ -307,9 +309,9 @@ class _JsonSchemaReader:
         parameters = {str(key): str(value) for key, value in (json.get("connect.parameters") or {}).items()}
         made = replace(
             schema,
-            name=json.get("title"),
-            version=json.get("connect.version"),
-            doc=json.get("description"),
+            name=text_or_none(json.get("title")),
+            version=integer_or_none(json.get("connect.version")),
+            doc=text_or_none(json.get("description")),
             parameters=tuple(parameters.items()),
         )
         if json.get("default") is not None:

@@ -683,18 +683,32 @@ class DistributedHerder(BaseHerder):
 
     async def _fence_before_source_task(self, task: ConnectorTaskId) -> bool:
         """Return whether an exactly-once source's task may start, after all tasks of older sets are fenced."""
-        snapshot = self.snapshot()
-        if views.kind_of_connector(self.plugins, snapshot.configs.get(task.connector)) != "source":
+        if views.kind_of_connector(self.plugins, self.snapshot().configs.get(task.connector)) != "source":
             return True
-        if task.connector in snapshot.pending_fencing:
-            if self.member.is_leader:
-                await self._execute_command(lambda: self._fence_older_tasks(task.connector))
-            elif self.member.assignment is not None:
-                await self._leader_client.fence(self.member.assignment.leader_url, task.connector, snapshot.session_key)
-            await self._stores.configs.refresh()
+        attempt = 0
+        while task.connector in self.snapshot().pending_fencing:
+            try:
+                await self._request_fencing(task.connector)
+                await self._stores.configs.refresh()
+                break
+            # Also if the leader rejects the request, as with task configs. Other errors, of Kafka, fail the task.
+            except (RetriableError, RebalanceNeeded, RequestTimedOut) as e:
+                attempt += 1
+                delay_ms = round(RETRY_BACKOFF.wait_ms(attempt))
+                log.warning(
+                    "older tasks cannot be fenced yet", task=str(task), again_in_ms=delay_ms, reason=summary_of(e)
+                )
+                await asyncio.sleep(delay_ms / 1000)
         # A rebalance while the fencing ran may have moved the task.
         held = self.member.assignment.work if self.member.assignment else None
         return held is not None and task in held.tasks
+
+    async def _request_fencing(self, name: str) -> None:
+        if self.member.is_leader:
+            await self._execute_command(lambda: self._fence_older_tasks(name))
+        elif self.member.assignment is not None:
+            url = self.member.assignment.leader_url
+            await self._leader_client.fence(url, name, self.snapshot().session_key)
 
     async def _fence_older_tasks(self, name: str) -> None:
         """On the leader: fences the producers of all tasks of older sets, and stores the new number of tasks."""

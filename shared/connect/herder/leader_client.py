@@ -20,12 +20,11 @@ from penstock.shared.connect.storage.config_records import Config, SessionKey
 LEADER_TIMEOUT_MS = 30_000
 
 
-class LeaderRejected(ConnectError):
-    """The leader rejected the request. The message contains the leader's response."""
+class LeaderRequestFailed(RetriableError, ConnectError):
+    """The leader did not answer, or rejected the request. The message contains the leader's response.
 
-
-class LeaderNotReached(RetriableError, ConnectError):
-    """The leader did not answer, or cannot handle the request now. The request may be retried."""
+    The request may be retried: the leader may be rebalancing, or this worker may not have read a new session key yet.
+    """
 
 
 class LeaderClient:
@@ -43,13 +42,13 @@ class LeaderClient:
         await self._client.aclose()
 
     async def put_tasks(self, url: str, connector: str, configs: Sequence[Config], key: SessionKey | None) -> None:
-        """Request the leader to store a connector's task configs. Raises LeaderNotReached, LeaderRejected."""
+        """Request the leader to store a connector's task configs. Raises LeaderRequestFailed."""
         await self._send_to_leader(
             "POST", f"{url.rstrip('/')}/connectors/{quote(connector, safe='')}/tasks", list(configs), key
         )
 
     async def fence(self, url: str, connector: str, key: SessionKey | None) -> None:
-        """Request the leader to fence a source connector's older tasks. Raises LeaderNotReached, LeaderRejected."""
+        """Request the leader to fence a source connector's older tasks. Raises LeaderRequestFailed."""
         await self._send_to_leader("PUT", f"{url.rstrip('/')}/connectors/{quote(connector, safe='')}/fence", None, key)
 
     async def _send_to_leader(self, method: str, url: str, body: object, key: SessionKey | None) -> None:
@@ -58,9 +57,6 @@ class LeaderClient:
         try:
             response = await self._client.request(method, url, content=data, headers=headers)
         except httpx.HTTPError as e:
-            raise LeaderNotReached(f"{method} {url}: {type(e).__name__}: {e}") from None
-        # 409 is a rebalance in progress, a server error may pass. Any other status rejects the request itself.
-        if response.status_code == httpx.codes.CONFLICT or response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
-            raise LeaderNotReached(f"{method} {url}: {response.status_code}: {response.text:.500}")
+            raise LeaderRequestFailed(f"{method} {url}: {type(e).__name__}: {e}") from None
         if response.is_error:
-            raise LeaderRejected(f"{method} {url}: {response.status_code}: {response.text:.500}")
+            raise LeaderRequestFailed(f"{method} {url}: {response.status_code}: {response.text:.500}")

@@ -21,8 +21,10 @@ from penstock.shared.connect.storage.status_records import (
 from penstock.shared.connect.storage.status_store import StatusStore
 
 TRACE_LENGTH_MAX = 32_768
-"""The end of a longer trace is left out. A status must fit into a record of `max.request.size` (1 MiB by default), and
-JSON has up to six bytes for a character."""
+"""The middle of a longer trace is left out: a traceback ends with the raised error. A status must fit into a record of
+`max.request.size` (1 MiB by default), and JSON has up to six bytes for a character."""
+TRACE_GAP = "\n[…]\n\n"
+"""The text in place of the middle of a long trace."""
 
 
 class StatusReporter:
@@ -51,13 +53,15 @@ class StatusReporter:
         return f"<StatusReporter {self._worker_id}>"
 
     def on_event(self, id: Id, event: Event, trace: str | None = None) -> None:
-        """Write the status after the event. The end of a very long trace is left out."""
+        """Write the status after the event. The middle of a very long trace is left out."""
         if event is Event.DELETION:
             self._statuses.put(Forgotten(id))
         # As in AbstractHerder: a report at the end of work must not overwrite that of the next owner.
         elif event in (Event.FAILURE, Event.SHUTDOWN):
-            shown = None if trace is None else trace[:TRACE_LENGTH_MAX]
-            self._statuses.put_safe(self._status_to_report(id, TRANSITIONS[event][1], shown))
+            if trace is not None and len(trace) > TRACE_LENGTH_MAX:
+                half = (TRACE_LENGTH_MAX - len(TRACE_GAP)) // 2
+                trace = f"{trace[:half]}{TRACE_GAP}{trace[-half:]}"
+            self._statuses.put_safe(self._status_to_report(id, TRANSITIONS[event][1], trace))
         else:
             self._statuses.put(self._status_to_report(id, TRANSITIONS[event][1]))
 

@@ -45,6 +45,7 @@ class WorkerConnector:
         self._on_reconfiguration = on_reconfiguration
         self._wanted: asyncio.Queue[tuple[TargetState | None, asyncio.Future[State]]] = asyncio.Queue()
         self._started = False
+        self._ended = False
         self._runner: asyncio.Task[None] | None = None
         self._thread = TaskThread(f"connector-{name}")
 
@@ -68,12 +69,13 @@ class WorkerConnector:
 
     async def shutdown(self, timeout_ms: float) -> None:
         """Stop the connector. It is cancelled and abandoned if it takes longer than `timeout_ms`. Requests that still
-        wait then return its state."""
+        wait then return its state. Later events are not reported."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._request_target_state(None)
         except TimeoutError:
             log.warning("connector did not stop in time and is abandoned", connector=self.name)
+        self._ended = True
         if self._runner is not None:
             self._runner.cancel()
         while not self._wanted.empty():
@@ -97,7 +99,7 @@ class WorkerConnector:
         """Run the requested transitions of the connector's target state one after another."""
         # One transition after another, in the order of the requests: `start` and `stop` never overlap. An `async def`
         # `task_configs` may run beside them.
-        while True:
+        while not self._ended:
             target, done = await self._wanted.get()
             try:
                 await (self._shut_down_connector() if target is None else self._change_target_state(target))
@@ -141,10 +143,15 @@ class WorkerConnector:
 
     def _move_connector_state(self, event: Event) -> None:
         self.state = after(self.state, event)
-        self._listener.on_event(self.name, event)
+        self._report_state(event)
 
     def _fail_connector(self, error: Exception) -> None:
         if self.state is not State.FAILED:
             log.error("connector failed", connector=self.name, error=self._mask(summary_of(error)))
             self.state = after(self.state, Event.FAILURE)
-            self._listener.on_event(self.name, Event.FAILURE, self._mask(trace_of(error)))
+            self._report_state(Event.FAILURE, self._mask(trace_of(error)))
+
+    def _report_state(self, event: Event, trace: str | None = None) -> None:
+        # The worker does not wait for an abandoned connector, and may already run the connector again.
+        if not self._ended:
+            self._listener.on_event(self.name, event, trace)

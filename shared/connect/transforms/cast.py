@@ -2,8 +2,8 @@
 
 Numbers become narrower as in Java. Integers wrap around. Decimals are truncated and wrap around. Floats are truncated
 and limited to the range of int64 for int64, else of int32, and then wrap around. A number is true if its int64 is not
-0. A text must be a number in the range of the type, or `true` or `false` for boolean. Bytes become base64 text. Dates
-and times become their underlying number, or ISO text.
+0. A text must be a number in the range of the type. As a boolean, only the text `true` is true, in upper or lower case.
+Bytes become base64 text. Dates and times become their underlying number, or ISO text.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def cast(value: Any, target: SchemaType) -> Any:
             return _as_integer(number, INTEGER_BITS[target])
         if target is SchemaType.BOOLEAN:
             if isinstance(number, str):
-                return {"true": True, "false": False}[number.strip().lower()]
+                return number.lower() == "true"
             return _as_integer(number, INTEGER_BITS[SchemaType.INT64]) != 0
         return float(number)
-    except (KeyError, ValueError, OverflowError):
+    except (ValueError, OverflowError):
         raise DataError(f"Value ({value}) was out of range for requested data type") from None
 
 
@@ -114,6 +114,11 @@ def _as_integer(number: int | float | Decimal | str, bits: int) -> int:
         limit = 1 << (63 if bits == 64 else 31)
         number = 0 if math.isnan(number) else int(min(max(number, -limit), limit - 1))
         number = min(number, limit - 1)
+    if isinstance(number, Decimal):
+        exponent = number.as_tuple().exponent
+        # 10**64 is a multiple of 2**64. `int` would take seconds or minutes for a very large exponent.
+        if isinstance(exponent, int) and exponent >= INTEGER_BITS[SchemaType.INT64]:
+            return 0
     return (int(number) + half) % (2 * half) - half
 
 

@@ -110,6 +110,22 @@ def test_masking_replaces_values_by_variables() -> None:
     assert transformer().masking({"f": "${file:/no/such/file:k}", "p": "${env:PASS}"})("s3cret") == "${env:PASS}"
 
 
+def test_masking_hides_passwords_with_variables() -> None:
+    """Masking hides a URL's password that is partly a variable, or part of a variable's value."""
+    environ = {"USER_NAME": "ann", "PASS": "s3/cret", "WORD": "s3cret", "URL": "http://ann:t0k3n@api"}
+    mask = ConfigTransformer({"env": EnvVarConfigProvider(environ)}).masking(
+        {
+            "http.url": "http://${env:USER_NAME}:pl41n${env:PASS}@api/x",
+            "proxy.url": "http://ann:pl41n${env:WORD}@api/x?sig=${env:SIGNATURE}",
+            "other.url": "${env:URL}",
+        }
+    )
+    assert mask("password pl41ns3/cret rejected") == "password [hidden] rejected"
+    assert mask("password pl41ns3cret rejected") == "password [hidden] rejected"
+    assert mask("password t0k3n rejected by http://ann:t0k3n@api") == "password [hidden] rejected by ${env:URL}"
+    assert mask("s3cret, ${env:SIGNATURE}") == "${env:WORD}, ${env:SIGNATURE}"
+
+
 def test_masking_hides_secrets_without_variables() -> None:
     """Masking hides secret settings and passwords of URLs, also in Python's repr."""
     mask = transformer().masking(

@@ -2,8 +2,12 @@
 
 A transaction locks the rows of its partitions and compares their offsets with those that the task knows. If they
 differ, another task has written to the partition, and the transaction fails. So two tasks never write the same records,
-even if one has lost the partition without noticing. There is one exception: the offset may be that of the task's own
-last transaction, if Postgres has committed it and the connection broke before the answer.
+even if one has lost the partition without noticing.
+
+There is one exception: the offset may be the end of the task's own last transaction. Postgres may have committed it
+although the connection broke before the answer, so the task continues from there. If in truth that transaction was
+rolled back, and another task has written the same records up to the same offset, the task continues too. It does not
+write these records again.
 
 Records that are delivered again are skipped if they are already written. But a task starts at the offset in the table,
 and after a complete batch no earlier record is delivered again. So a record with a lower offset comes from a topic that
@@ -34,7 +38,7 @@ class OffsetTable:
         self._connector = connector
         self._known: dict[TopicPartition, int] = {}
         self._written: dict[TopicPartition, int] = {}
-        """The ends of the last transaction, until it is known to be committed."""
+        """The ends of the last transaction, until it is known to be committed. It may have been rolled back."""
         self._begun: dict[TopicPartition, int] = {}
 
     def __repr__(self) -> str:
@@ -76,8 +80,8 @@ class OffsetTable:
         """Within a transaction, advance the offsets past these records. Returns the records that were not written
         before.
 
-        Raises ConnectError if another task has changed a partition's row, or if a record's offset shows that its topic
-        was deleted and created again.
+        Raises ConnectError if another task has changed a partition's row to an offset that is not the end of this
+        task's last transaction. Also raises it if a record's offset shows that its topic was deleted and created again.
         """
         ends: dict[TopicPartition, int] = {}
         for record in records:
@@ -92,7 +96,8 @@ class OffsetTable:
                 )
         for tp in sorted(ends):
             found = await self._read_next_offset(connection, tp, "FOR UPDATE")
-            # The last transaction was committed without an answer. Its records are written.
+            # The last transaction was committed without an answer, or another task has written up to its end. In both
+            # cases its records are written.
             if found == self._written.get(tp):
                 self._known[tp] = found
             # Another task has written since: the partition belongs to it, and this task is a zombie.

@@ -1,5 +1,5 @@
-"""Converts records to rows: table, columns and key. Consecutive writes of one table with
-the same columns form a group, and so do deletes.
+"""Converts records to rows: table, columns and key. Consecutive writes of one table with the same columns form a group,
+and so do deletes.
 
 If rows of a group have the same key, only the latest one is upserted, updated or deleted. Inserts keep all rows.
 

@@ -156,6 +156,24 @@ async def test_objects_without_fields_are_left_out_of_a_parquet_file(tmp_path: P
     assert reporter.errors == []
 
 
+async def test_maps_of_structs_without_fields_are_left_out_of_a_parquet_file(tmp_path: Path) -> None:
+    """A map whose values have no fields is left out, and structs in a map's values keep their other fields."""
+    empty = Schema.struct("Empty")
+    schema = Schema.struct(
+        "S",
+        Field("n", INT32),
+        Field("a", Schema.map(STRING, empty)),
+        Field("b", Schema.map(STRING, Schema.struct("T", Field("c", empty), Field("d", INT32)))),
+    )
+    values = [{"n": n, "a": {"x": {}}, "b": {"x": {"c": {}, "d": n}}} for n in range(2)]
+    task = await started(tmp_path, Context(reporter := Reporter()), **{"flush.size": "2"})
+    await task.put(typed_records(*((schema, value) for value in values)))
+    (name,) = names(tmp_path)
+    written = pq.ParquetFile(tmp_path / name).read().to_pylist(maps_as_pydicts="strict")
+    assert written == [{"n": n, "b": {"x": {"d": n}}} for n in range(2)]
+    assert reporter.errors == []
+
+
 def typed_records(*pairs: tuple[Schema | None, Any]) -> list[SinkRecord]:
     return [
         SinkRecord("t", 0, None, None, schema, value, kafka_offset=offset)

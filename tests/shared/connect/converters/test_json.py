@@ -77,6 +77,15 @@ def test_plain_json_has_no_schema() -> None:
     assert converter().to_connect_values("t", [b"1"]) is None
 
 
+@pytest.mark.parametrize(
+    "attribute", ['"name":["n"]', '"version":"1"', '"version":true', '"doc":{}', '"parameters":["a"]']
+)
+def test_attributes_of_another_type_are_ignored(attribute: str) -> None:
+    """As in Kafka Connect, an attribute of a schema is ignored if its value has another type than it must have."""
+    data = f'{{"schema":{{"type":"int32",{attribute}}},"payload":1}}'.encode()
+    assert converter().to_connect_data("t", data) == (INT32, 1)
+
+
 def test_invalid_bytes_have_kafka_connects_messages() -> None:
     """Invalid JSON and invalid envelopes are DataErrors with Kafka Connect's messages."""
     for data in (b"not json", b'{"broken":', b'"\xff"', b"[" * 100_000):
@@ -103,7 +112,7 @@ def test_invalid_bytes_have_kafka_connects_messages() -> None:
             converter().to_connect_data("t", data)
     for schema in (
         *('{"type":"int99"}', '{"type":"array"}', '{"type":"struct","fields":[{"type":"int32"}]}', "5"),
-        *('{"type":["int32"]}', '{"type":{}}', '{"type":"int32","name":["n"]}'),
+        *('{"type":["int32"]}', '{"type":{}}', '{"type":"int32","parameters":{"a":1}}'),
     ):
         with pytest.raises(DataError):
             converter().to_connect_data("t", b'{"schema":' + schema.encode() + b',"payload":1}')

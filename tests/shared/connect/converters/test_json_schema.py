@@ -136,6 +136,7 @@ def test_maps_with_other_keys_are_arrays_of_entries() -> None:
         ({"type": "object", "additionalProperties": {"type": "integer"}}, Schema.map(STRING, INT64)),
         ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "number"}}}, FLOAT64),
         ({"$ref": "other.json#/definitions/a~1b"}, BOOLEAN),
+        ({"type": "string", "title": {}, "description": {}, "connect.version": "a"}, STRING),
         ({}, None),
     ],
 )

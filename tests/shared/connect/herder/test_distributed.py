@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -27,7 +27,7 @@ from penstock.shared.connect.herder.base_herder import Stores
 from penstock.shared.connect.herder.distributed import DistributedHerder, PendingChanges
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.herder.errors import AlreadyExists, Forbidden, NotHere
-from penstock.shared.connect.herder.leader_client import LeaderRejected
+from penstock.shared.connect.herder.leader_client import LeaderRequestFailed
 from penstock.shared.connect.herder.session_keys import new_key, sign
 from penstock.shared.connect.herder.work_runner import WorkRunner
 from penstock.shared.connect.runtime.plugins import Plugins
@@ -214,31 +214,42 @@ async def test_two_workers_share_and_one_leads() -> None:
 
 
 class KeyChangeClient:
-    """A client of the leader whose first request has the signature of an old session key."""
+    """A client of the leader whose first request of each kind has the signature of an old session key."""
 
     def __init__(self, leader: DistributedHerder) -> None:
         self.leader = leader
-        self.rejected = 0
+        self.rejected: list[str] = []
 
     async def put_tasks(self, url: str, connector: str, configs: Sequence[Config], key: SessionKey | None) -> None:
         data = msgspec.json.encode(configs)
-        used = key if self.rejected and key is not None else new_key("HmacSHA256", 0)
-        try:
+        with self._rejected_at_first("put_tasks", key) as used:
             await self.leader.put_task_configs(connector, configs, data, sign(used, data))
+
+    async def fence(self, url: str, connector: str, key: SessionKey | None) -> None:
+        with self._rejected_at_first("fence", key) as used:
+            await self.leader.fence(connector, b"", sign(used, b""))
+
+    @contextlib.contextmanager
+    def _rejected_at_first(self, kind: str, key: SessionKey | None) -> Iterator[SessionKey]:
+        try:
+            yield key if kind in self.rejected and key is not None else new_key("HmacSHA256", 0)
         except Forbidden as e:
-            self.rejected += 1
-            raise LeaderRejected(f"403: {e}") from None
+            self.rejected.append(kind)
+            raise LeaderRequestFailed(f"403: {e}") from None
 
     async def close(self) -> None: ...
 
 
-async def test_task_configs_are_sent_again_after_a_change_of_the_session_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the leader rejects task configs because the session key has just changed, the worker sends them again."""
+async def test_requests_are_sent_again_after_a_change_of_the_session_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the leader rejects task configs, or a request to fence, because the session key has just changed, the worker
+    sends the request again.
+    """
+    once = {"exactly_once_source_support": "enabled"}
     monkeypatch.setattr(distributed, "RETRY_BACKOFF", ExponentialBackoff(0, 0))
     async with (
         FakeCluster() as cluster,
-        running_herder(cluster, "a:1") as first,
-        running_herder(cluster, "b:1") as second,
+        running_herder(cluster, "a:1", **once) as first,
+        running_herder(cluster, "b:1", **once) as second,
     ):
         await until(lambda: first.member.is_leader != second.member.is_leader)
         leader, other = (first, second) if first.member.is_leader else (second, first)
@@ -246,8 +257,8 @@ async def test_task_configs_are_sent_again_after_a_change_of_the_session_key(mon
         other._leader_client = cast(Any, client)
         for name in ("c", "d"):
             await leader.put_connector(name, config(name), replace=False)
-        await until(lambda: states(leader, "c") == states(leader, "d") == ["RUNNING"] * 3)
-        assert client.rejected == 1
+            await until(lambda name=name: states(leader, name) == ["RUNNING"] * 3)  # type: ignore[misc]
+        assert sorted(client.rejected) == ["fence", "put_tasks"]
 
 
 async def test_the_work_of_a_leaving_worker_is_reassigned() -> None:

@@ -385,6 +385,48 @@ async def test_a_connector_that_does_not_end_is_abandoned() -> None:
         BlockingConnector.may_start.set()
 
 
+class StubbornConnector(FileStreamSinkConnector):
+    """A connector whose `start` raises another error when it is cancelled."""
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ValueError("no connection") from None
+
+
+async def test_an_abandoned_connector_does_not_report_a_failure() -> None:
+    """If an abandoned connector raises, the error is logged and not reported, and its asyncio task ends."""
+    async with running(task_shutdown_graceful_timeout_ms="50") as run:
+        run.worker.plugins.add(StubbornConnector, "Stubborn")
+        config = {**SINK, "connector.class": "Stubborn"}
+        starting = asyncio.create_task(run.worker.start_connector("b", config, TargetState.STARTED, run.listener))
+        await run.until(lambda: "b" in run.worker.connector_names())
+        with structlog.testing.capture_logs() as logged:
+            await run.worker.stop_connector("b")
+            await starting
+        assert "connector failed" in [line["event"] for line in logged]
+        assert run.listener.of("b") == []
+        await run.until(lambda: all(task.get_name() != "connector-b" for task in asyncio.all_tasks()), 1)
+
+
+async def test_a_stopped_connector_does_not_report_a_failure() -> None:
+    """The call of `raise_error` by a connector that was stopped is not reported."""
+    made: list[FileStreamSinkConnector] = []
+
+    class Kept(FileStreamSinkConnector):
+        async def start(self, props: Mapping[str, str]) -> None:
+            made.append(self)
+
+    async with running() as run:
+        run.worker.plugins.add(Kept, "Kept")
+        config = {**SINK, "connector.class": "Kept"}
+        await run.worker.start_connector("k", config, TargetState.STARTED, run.listener)
+        await run.worker.stop_connector("k")
+        made[0].context.raise_error(ValueError("no connection"))
+        assert run.listener.of("k") == ["startup", "shutdown"]
+
+
 async def test_a_task_that_does_not_end_is_abandoned() -> None:
     """After the graceful timeout the worker abandons a task and ignores its events."""
 

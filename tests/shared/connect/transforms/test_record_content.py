@@ -244,6 +244,11 @@ def test_a_schema_is_renamed() -> None:
         (Decimal(2), "boolean", True),
         ("+12", "int16", 12),
         ("TRUE", "boolean", True),
+        ("maybe", "boolean", False),
+        (" true", "boolean", False),
+        (Decimal("1E+63"), "int64", -(1 << 63)),
+        (Decimal("3E+5000000"), "int64", 0),
+        (Decimal("-3E+5000000"), "boolean", False),
         (True, "string", "true"),
         (1.0, "string", "1.0"),
         (b"\x00\x01", "string", "AAE="),
@@ -262,7 +267,7 @@ def test_values_are_cast_as_java_casts_them(value: Any, target: str, expected: A
     ("value", "target"),
     [
         *(("128", "int8"), ("x", "int32"), ("1.0", "int32"), ("1_000", "int32"), (" 1", "int32"), ("9" * 50, "int64")),
-        *(("maybe", "boolean"), ([], "int32"), ({}, "string"), (Decimal("NaN"), "int32"), (Decimal("NaN"), "boolean")),
+        *(([], "int32"), ({}, "string"), (Decimal("NaN"), "int32"), (Decimal("NaN"), "boolean")),
     ],
 )
 def test_values_that_cannot_be_cast_are_errors(value: Any, target: str) -> None:
