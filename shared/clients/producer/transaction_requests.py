@@ -85,7 +85,7 @@ class TransactionRequests:
 
         await self._retry_request(request_producer_id, where)
 
-    async def add_partitions(self, partitions: Iterable[TopicPartition], *, first: bool = False) -> None:
+    async def add_partitions(self, partitions: Iterable[TopicPartition], *, first: bool) -> None:
         """Add partitions to the transaction at its coordinator. `first` means that this request begins the
         transaction there."""
         where = f"transactional id {self._transactional_id}"
@@ -116,7 +116,7 @@ class TransactionRequests:
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         group: GroupMetadata,
         *,
-        first: bool = False,
+        first: bool,
     ) -> None:
         """Add a group's offsets to the transaction, under the group's generation and member id.
 

@@ -93,6 +93,15 @@ def test_nothing_stored_is_never_a_2xx(outcomes: list[Exception], status: int, r
     assert (result.status, result.retry_after_s) == (status, retry)
 
 
+def test_different_errors_of_the_client_are_a_bad_request() -> None:
+    """Without a stored record the status is that of all errors, or 400 if they have different ones."""
+    result = IngestResult("line", 10)
+    result.add_errors([BAD_LINE._replace(status=413)])
+    assert result.status == 413
+    result.add_errors([BAD_LINE._replace(status=404)])
+    assert result.status == 400
+
+
 def test_stored_not_stored_and_unknown_are_counted_apart() -> None:
     """Each event without acknowledgement is not stored or unknown, and the counts add up."""
     result = IngestResult("line", 10)

@@ -22,6 +22,10 @@ def test_kinds_of_subscription() -> None:
     subscription.subscribe(re.compile("a|b"))
     subscription.match(["a", "ab", "c"])
     assert (subscription.topics, subscription.is_by_topic) == ({"a"}, True)
+    assert [topic for topic in ("a", "b", "ab") if subscription.wants(topic)] == ["a", "b"]
+    listed = SubscriptionState("c")
+    listed.subscribe(["a"])
+    assert [topic for topic in ("a", "b") if listed.wants(topic)] == ["a"]
     for change in (lambda: subscription.subscribe(["a"]), subscription.assign):
         with pytest.raises(IllegalState, match="client c: "):
             change()

@@ -52,6 +52,18 @@ def test_the_ledger_wraps() -> None:
     assert sequences.epoch == 1, "the third was lost"
 
 
+def test_a_lost_batch_across_the_wrap_needs_a_new_epoch() -> None:
+    """A number behind the wrap is smaller, but later. An acknowledgement may move far, up to half of the ring."""
+    sequences = ledger()
+    for _ in range(2):
+        state = sequences.assign(A, 2**30 - 1)
+        sequences.acknowledged(A, state, 2**30 - 1)
+    assert sequences.assign(A, 3).base_sequence == 2**31 - 2
+    sequences.given_up(A, lost=True)
+    sequences.settle(A)
+    assert sequences.epoch == 1
+
+
 def test_acknowledgements_may_come_in_any_order() -> None:
     """An acknowledged batch implies all earlier ones. Later responses for those change nothing."""
     sequences = ledger()

@@ -152,6 +152,7 @@ class Granting:
     def __init__(self) -> None:
         self.requests: list[Any] = []
         self.where: set[str] = set()
+        self.soon: set[bool] = set()
 
     def any_node(self) -> int:
         return 1
@@ -166,6 +167,7 @@ class Granting:
         return await self.send(1, request, where)
 
     async def retrying(self, call: Callable[[], Awaitable[Any]], where: str, timeout_ms: int, *, soon: bool) -> Any:
+        self.soon.add(soon)
         return await call()
 
 
@@ -192,7 +194,7 @@ async def test_a_new_identity_begins_new_numbers_between_transactions(
         (transactional_id, timeout_ms, 9, 1),
     ]
     assert (ledger.producer_id, ledger.epoch) == (9, 2)
-    assert connection.where == {where}
+    assert (connection.where, connection.soon) == ({where}, {False})
 
 
 PATIENCE_SECONDS = 30
@@ -334,20 +336,31 @@ async def test_a_topic_whose_metadata_is_forbidden() -> None:
         assert values(cluster) == [b"v"]
 
 
-async def test_the_error_names_the_rejected_partition() -> None:
+@pytest.mark.parametrize("api", [Api.INIT_PRODUCER_ID, Api.END_TXN])
+async def test_a_coordinator_that_has_moved_is_looked_up_again(api: Api) -> None:
+    """The request is repeated at the coordinator that the second look-up finds."""
+    async with producing(transactional_id="x") as (cluster, producer):
+        lookups: list[Request] = []
+        cluster.control(Api.FIND_COORDINATOR, lambda request: lookups.append(request))
+        cluster.control(api, Fail(ErrorCode.NOT_COORDINATOR), times=1)
+        await producer.init_transactions()
+        await transact(producer, offsets=False)
+        assert len(lookups) == 2
+        assert values(cluster) == [b"v"]
+
+
+@pytest.mark.parametrize("cause", [ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.TRANSACTION_ABORTABLE])
+async def test_the_error_names_the_rejected_partition(cause: ErrorCode) -> None:
     """The error names the rejected partition, also if it is the last in the response."""
     async with producing(partitions=2, transactional_id="x") as (cluster, producer):
         await producer.init_transactions()
-        rows = [
-            Message(partition=number, error_code=code)
-            for number, code in ((0, 55), (1, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
-        ]
+        rows = [Message(partition=number, error_code=code) for number, code in ((0, 55), (1, cause))]
         response = Respond(Message(topics=[Message(name="t", partitions=rows)]))
         cluster.control(Api.ADD_PARTITIONS_TO_TXN, response, times=1)
         await producer.begin_transaction()
         for number in (0, 1):
             await producer.send("t", b"refused", partition=number)
-        with pytest.raises(TransactionAborted, match="t-1: TOPIC_AUTHORIZATION_FAILED"):
+        with pytest.raises(TransactionAborted, match=f"t-1: {cause.name}"):
             await producer.commit_transaction()
         await producer.abort_transaction()
         await transact(producer, offsets=False)
