@@ -285,6 +285,16 @@ def test_a_partition_assigned_again_starts_fresh() -> None:
     assert positions.uncommitted() == {A: OffsetAndMetadata(4)}
 
 
+def test_records_that_are_put_back_are_the_next_ones() -> None:
+    """The position of a partition is that of the records that were taken and put back, and not of its others."""
+    unread = UnreadRecords()
+    unread.add({A: records(A, 0, 1, 2)})
+    taken = unread.take(1, ())
+    assert unread.position(A) == 1
+    unread.add(taken)
+    assert unread.position(A) == 0
+
+
 def test_a_seek_drops_the_unread_records() -> None:
     """A seek drops the unread records. It does not forfeit records that were returned before."""
     positions = ConsumedPositions()
