@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -213,34 +214,35 @@ async def test_close_ends_waiting_sends() -> None:
             await stuck
 
 
+async def error_of_closing(producer: Producer, records: Iterable[ProducerRecord]) -> IllegalState:
+    """The error of a `send_many` that waits, and that a close ends."""
+    bulk = asyncio.ensure_future(producer.send_many(records))
+    await waits([bulk])
+    closing = asyncio.ensure_future(producer.close())
+    (error,) = await asyncio.gather(bulk, return_exceptions=True)
+    await producer.close(timeout_ms=0)
+    await closing
+    assert isinstance(error, IllegalState)
+    return error
+
+
 @pytest.mark.parametrize(("topics", "maybe_written"), [(("t", "nope"), True), (("nope", "t"), False)])
 async def test_a_bulk_that_close_ends_may_be_written_in_part(topics: tuple[str, str], maybe_written: bool) -> None:
     """The bulk's error has `maybe_written` only if a request contained one of its records."""
     async with producing(max_block_ms=60_000) as (cluster, producer):
         cluster.control(Api.PRODUCE, Drop())
-        bulk = asyncio.ensure_future(producer.send_many([ProducerRecord(topic, b"v") for topic in topics]))
-        await waits([bulk])
-        closing = asyncio.ensure_future(producer.close())
-        (error,) = await asyncio.gather(bulk, return_exceptions=True)
-        await producer.close(timeout_ms=0)
-        await closing
-    assert isinstance(error, IllegalState)
+        error = await error_of_closing(producer, [ProducerRecord(topic, b"v") for topic in topics])
     assert error.maybe_written is maybe_written
 
 
 async def test_columns_that_wait_for_memory_are_not_written() -> None:
     """If a close ends the wait, the error says that none of them may be written."""
     async with producing(max_block_ms=60_000, buffer_memory=40_000) as (cluster, producer):
+        loading = await producer.send_many(RecordColumns("t", [None], [b"v"]))  # the first columns wait for a compiler
+        assert await loading.first_error() is None
         cluster.control(Api.PRODUCE, Drop())
-        await producer.send_many([ProducerRecord("t", b"-" * 10_000)] * 3)
-        columns = RecordColumns("t", [None] * 2, [b"-" * 10_000] * 2)
-        bulk = asyncio.ensure_future(producer.send_many(columns))
-        await waits([bulk])
-        closing = asyncio.ensure_future(producer.close())
-        (error,) = await asyncio.gather(bulk, return_exceptions=True)
-        await producer.close(timeout_ms=0)
-        await closing
-    assert isinstance(error, IllegalState)
+        await producer.send_many([ProducerRecord("t", b"-" * 10_000)] * 2)  # the buffer has room for two batches
+        error = await error_of_closing(producer, RecordColumns("t", [None] * 2, [b"-" * 10_000] * 2))
     assert error.maybe_written is False
 
 
