@@ -559,9 +559,7 @@ class Producer:
         if not offsets:
             return
         with self._note_transaction_errors(txn):
-            first = txn.is_empty
-            txn.is_empty = False
-            await self._sender.transaction_requests.add_offsets(offsets, group, first=first)
+            await self._sender.transaction_requests.add_offsets(offsets, group, first=txn.adding())
 
     async def _abort_on_close(self) -> None:
         txn = self._require_transaction()

@@ -331,10 +331,8 @@ class Sender:
 
     async def _add_partitions(self, partitions: set[TopicPartition]) -> None:
         assert self._transaction is not None
-        first = self._transaction.is_empty
-        self._transaction.is_empty = False
         try:
-            await self.transaction_requests.add_partitions(partitions, first=first)
+            await self.transaction_requests.add_partitions(partitions, first=self._transaction.adding())
             self._transaction.added |= partitions
         except PenstockError as e:
             self.fail_transaction(e)

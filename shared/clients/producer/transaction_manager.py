@@ -324,6 +324,12 @@ class Transaction:
         """Note partitions that have queued records."""
         self.pending |= partitions - self.added
 
+    def adding(self) -> bool:
+        """Note that a request to add a partition or a group is sent. Return whether it is the transaction's first."""
+        first = self.is_empty
+        self.is_empty = False
+        return first
+
     def ended(self) -> None:
         """Note that the coordinator has committed or aborted."""
         self.move(TxnState.READY)
