@@ -234,13 +234,13 @@ async def has_record_from(
     while reached < end[at]:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                while (position := await consumer.position(at)) == reached:
+                while (following := await consumer.position(at)) == reached:
                     if any(map(holds_records, (await consumer.poll(UNREAD_POLL_MS)).values())):
                         return True
         except TimeoutError:
             spanned = f"offsets {reached} to {end[at] - 1}"
             raise KafkaTimeout(f"{at}: the records at {spanned} were not received within {timeout_ms} ms") from None
-        reached = position
+        reached = following
     return False
 
 
