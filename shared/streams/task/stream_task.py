@@ -174,7 +174,7 @@ class StreamTask:
         # The records that are processed now.
         self.now_ms = 0
         self.has_time: HasTime = always_has_time
-        self._source_record: ConsumerRecord | None = None
+        self._current_record: ConsumerRecord | None = None
         self.record_metadata: ProcessorRecordContext | None = None
         self.late_records = 0
         self._processed_records = 0
@@ -253,7 +253,7 @@ class StreamTask:
             else:
                 self.take_records(columns)
         finally:
-            self._source_record = None
+            self._current_record = None
             self.record_metadata = None
             late = self.late_records
             self.late_records = 0
@@ -278,7 +278,7 @@ class StreamTask:
         self.sources[last.topic] = last.offset + 1
         self._processed_records += count
         # No record causes the outputs of a punctuation.
-        self._source_record = None
+        self._current_record = None
         self.record_metadata = None
         try:
             # After the very record that makes it due, as in TopologyTestDriver. Kafka Streams' StreamThread punctuates
@@ -289,27 +289,27 @@ class StreamTask:
 
     def set_current_record(self, record: ConsumerRecord) -> None:
         """Set the record that processors process now."""
-        self._source_record = record
+        self._current_record = record
         self.record_metadata = ProcessorRecordContext(record.topic, record.partition, record.offset)
 
     def current_record(self) -> ConsumerRecord | None:
         """Return the record that processors process now, if any."""
-        return self._source_record
+        return self._current_record
 
     def source_record(self) -> ConsumerRecord | None:
         """Return the current record, if any; behind a repartition topic it has its source record's coordinates."""
-        record = self._source_record
+        record = self._current_record
         return original_record(record) if record is not None and self._routes[record.topic][0].is_internal else record
 
     def source_node(self, node: str) -> SourceNode:
         """Return the source of the current record; without one, the first source whose records can reach `node`."""
-        record = self._source_record
+        record = self._current_record
         return self.topology.source_above(node) if record is None else self._routes[record.topic][0]
 
     def half_processed(self, error: Exception) -> ProcessingFailed:
         """Mark the task as failed because of an error after a store had taken the record; return the error to raise."""
-        assert self._source_record is not None
-        return self._mark_failed(f"{coordinates_of(self._source_record)}, which a store had taken,", error)
+        assert self._current_record is not None
+        return self._mark_failed(f"{coordinates_of(self._current_record)}, which a store had taken,", error)
 
     def _process_record(self, source: SourceNode, forward: Callable[[Record], None], record: ConsumerRecord) -> None:
         self.set_current_record(record)
@@ -386,7 +386,7 @@ class StreamTask:
         if record.offset >= self.sources.get(record.topic, -1):
             self.set_current_record(record)
             self._send_to_dead_letters_or_raise(self._routes[record.topic][0], record, stage, error)
-            self._source_record = None
+            self._current_record = None
             self.record_metadata = None
             self.sources[record.topic] = record.offset + 1
             self.needs_commit = True
@@ -561,5 +561,5 @@ class StreamTask:
     def count_skipped(self, reason: str, records: int = 1) -> None:
         """Count the current record, and others of its batch before it, as skipped."""
         self.metrics.skipped(reason, records)
-        if self._source_record is not None:
-            self.metrics.rejected_at["skipped"] = coordinates_of(self._source_record)
+        if self._current_record is not None:
+            self.metrics.rejected_at["skipped"] = coordinates_of(self._current_record)
