@@ -107,9 +107,9 @@ def _as_integer(number: int | float | Decimal | str, bits: int) -> int:
     """Return the integer. Raises ValueError or OverflowError for a text or a decimal that has none."""
     half = 1 << bits - 1
     if isinstance(number, str):
-        if not INTEGER_TEXT.fullmatch(number) or not -half <= int(number) < half:
+        if not INTEGER_TEXT.fullmatch(number) or not -half <= (parsed := int(number)) < half:
             raise ValueError(number)
-        return int(number)
+        return parsed
     if isinstance(number, float):
         limit = 1 << (63 if bits == 64 else 31)
         number = 0 if math.isnan(number) else int(min(max(number, -limit), limit - 1))
