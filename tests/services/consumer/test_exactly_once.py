@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -233,9 +233,11 @@ async def test_exactly_once_despite_failures(cluster: FakeCluster, activity: Act
     transactions' requests are lost, rejected or late.
     """
     rng, total = random.Random(8), 500
+    requests = Counter[Api]()
 
     def fault(request: Request) -> Action | None:
-        if rng.random() > 0.2:
+        requests[request.api] += 1
+        if requests[request.api] > 2 and rng.random() > 0.2:
             return None
         return rng.choice([Close(), Close(handled=True), Delay(30), Fail(rng.choice([*PASSING, *CODES[request.api]]))])
 
@@ -258,7 +260,7 @@ async def test_exactly_once_despite_failures(cluster: FakeCluster, activity: Act
         await activity.until(lambda: read_to(cluster) == total)
         # A transaction that a fault left open hides later records until it times out.
         await activity.until(lambda: len(out(cluster)) >= total)
-    assert sum(control.acted for control in faults) > 6
+    assert all(control.acted >= 2 for control in faults)
     written: dict[bytes | None, list[int]] = defaultdict(list)
     for record in cluster.records("out"):
         written[record.key].append(int(record.value or b""))

@@ -139,7 +139,7 @@ class RecordingSourceTask(SourceTask):
         self.batches: asyncio.Queue[Sequence[SourceRecord] | Exception | None] = asyncio.Queue()
         self.calls: list[Any] = []
         self.committed: list[tuple[Any, bool]] = []
-        self.commits = 0
+        self.commits = self.polls = 0
         RecordingSourceTask.made.append(self)
         type(self).prepare(self)
 
@@ -147,6 +147,7 @@ class RecordingSourceTask(SourceTask):
         self.calls.append("start")
 
     async def poll(self) -> Sequence[SourceRecord] | None:
+        self.polls += 1
         batch = await self.batches.get()
         if isinstance(batch, Exception):
             raise batch

@@ -110,6 +110,7 @@ async def test_a_pause_holds_records_back() -> None:
     """Records of a poll during the pause request are sent before the pause, and then nothing is polled."""
     async with running() as run:
         id = await started(run)
+        await run.until(lambda: task().polls)
         await run.worker.set_target_state("c", TargetState.PAUSED)
         task().batches.put_nowait([source_record("a", 1)])
         await run.until(lambda: "paused" in run.listener.of(id))
