@@ -16,7 +16,6 @@ from typing import Any
 
 import httpx
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, given, settings
 
 from penstock.services.local.gateway import GatewayDaemon
@@ -79,6 +78,8 @@ def call_operations(
     url: str, examples: int, names: dict[str, str], only: Callable[[str, str], bool] = lambda method, path: True
 ) -> dict[str, Counter[int]]:
     """Call operations with generated requests, and count the statuses by operation. A 500 fails."""
+    import schemathesis  # here, because each process of scripts/test imports all modules of tests
+
     document = with_fixed_parameters(httpx.get(f"{url}/openapi.json", trust_env=False).json(), names)
     schema = schemathesis.openapi.from_dict(document)
     statuses: dict[str, Counter[int]] = {}
