@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import msgspec
@@ -18,7 +17,7 @@ from penstock.shared.streams.aggregations.aggregation import Count, Max, Min, Su
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.documents import DOCS, README, ROOT, block, names_of
-from tests.lake_tables import LakeWriter, late_records, sliding_lake, windows
+from tests.lake_tables import LakeWriter, late_records, windows
 
 HOUR, GRACE = 3_600_000, 600_000
 SALES = {"orders": Count(), "total": Sum("price"), "least": Min("price"), "most": Max("price")}
@@ -62,14 +61,6 @@ def test_corrected_windows_in_sql(tmp_path: Path) -> None:
     values = [[row[name] for name in SALES] for row in rows]
     given = zip(rows, bounds, values, strict=True)
     assert sorted((row["key"], *between, *results) for row, between, results in given) == truth
-
-
-def test_closed_sliding_windows_are_not_open_in_spark_sql(spark: Any, tmp_path: Path) -> None:
-    """The example's query does not list sliding windows that `state` keeps after they were closed."""
-    spark.conf.set("folder", sliding_lake(tmp_path))
-    spark.conf.set("store", "s")
-    longest = (ROOT / "examples" / "lake_spark.sql").read_text().split(";")[1]
-    assert [tuple(row) for row in spark.sql(longest).collect()] == [("b", 100)]
 
 
 @pytest.fixture

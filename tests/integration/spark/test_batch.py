@@ -29,6 +29,7 @@ from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common.errors import ConfigError, ProcessingFailed
 from penstock.shared.streams.changelog.format import BatchInput
 from penstock.shared.streams.topology_loading import load_topology
+from tests.integration.spark.conftest import INTERPRETED
 from tests.integration.test_stream_worker import (
     KEYS,
     Chain,
@@ -179,7 +180,8 @@ async def command(
     """Run `penstock batch` as a process with small commits. It is killed at the end if it still runs."""
     flags = [f"--application={options['topic']}", f"--lake={folder / 'lake'}", "--commit-records=20"]
     flags += [f"--kafka.bootstrap-servers={kafka.bootstrap_servers}", f"--topology={MODULE}:{build}"]
-    flags += [f"--topology-options={msgspec.json.encode(options).decode()}", "--spark.master=local[2]", *more]
+    flags += [f"--topology-options={msgspec.json.encode(options).decode()}", "--spark.master=local[2]"]
+    flags += [*(f"--spark.conf={name}={value}" for name, value in INTERPRETED.items()), *more]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "penstock", "batch", *flags, stdout=asyncio.subprocess.PIPE, stderr=stderr
     )

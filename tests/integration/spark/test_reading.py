@@ -18,7 +18,8 @@ from penstock.shared.streams.aggregations.collect import CollectList, CollectSet
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
-from tests.lake_tables import LakeWriter, Late, late_records, small_lake, windows
+from tests.documents import ROOT
+from tests.lake_tables import LakeWriter, Late, late_records, sliding_lake, small_lake, windows
 
 GAP, SIZE, ADVANCE, GRACE, LONG = 10, 40, 20, 25, 10**9
 MERGED = ("session", "tumbling", "hopping")
@@ -235,3 +236,11 @@ def test_keys_that_are_bytes_stay_bytes(spark: Any, tmp_path: Path) -> None:
     assert [frame.columns[0] for frame in frames] == ["key_bytes"] * 4
     found = sorted((bytes(row.key_bytes), row.n) for row in frames[3].collect())
     assert found == [(b"a", 2), (b"b", 2), (b"b", 2), (b"c", 1), (b"\xff", 2)]
+
+
+def test_closed_sliding_windows_are_not_open_in_spark_sql(spark: Any, tmp_path: Path) -> None:
+    """The example's query does not list sliding windows that `state` keeps after they were closed."""
+    spark.conf.set("folder", sliding_lake(tmp_path))
+    spark.conf.set("store", "s")
+    longest = (ROOT / "examples" / "lake_spark.sql").read_text().split(";")[1]
+    assert [tuple(row) for row in spark.sql(longest).collect()] == [("b", 100)]
