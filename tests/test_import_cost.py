@@ -43,6 +43,13 @@ def test_a_client_loads_no_other(name: str) -> None:
     assert [m for m in of_penstock if m not in rooms and not m.startswith((f"{CLIENTS}.", f"{rooms[-1]}."))] == []
 
 
+@pytest.mark.parametrize("module", ["local.gateway", "admin.main", "consumer.main", "producer.main"])
+def test_a_service_beside_the_aggregator_loads_no_streams(module: str) -> None:
+    """Only the aggregator loads the engine and numba, which take a quarter of a second."""
+    loaded = set(ran(LOADED.format(f"import penstock.services.{module}")).split())
+    assert {m for m in loaded if m == "numba" or m.startswith("penstock.shared.streams.")} == set()
+
+
 def test_the_package_loads_nothing() -> None:
     """`import penstock` loads no further module and no dependency."""
     loaded = set(ran(LOADED.format("import penstock")).split())

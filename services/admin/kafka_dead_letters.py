@@ -18,13 +18,13 @@ from penstock.shared.clients.dead_letters.dead_letter_log import (
     dead_letter_filter,
     replay_producer_settings,
 )
+from penstock.shared.clients.dead_letters.late_record import STAGE_LATE, parse_late_record
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import DataError, InvalidRequest, KafkaTimeout, PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.topic_names import DEAD_LETTER_SUFFIX, LATE_SUFFIX, check_topic_name, is_internal
-from penstock.shared.streams.task.late_records import STAGE_LATE, parse_late_record
 
 log = get_logger(__name__)
 

@@ -198,6 +198,11 @@ class ConsumerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
         return TopicPartition(self.topic, self.partition)
 
 
+def coordinates_of(record: ConsumerRecord) -> str:
+    """Return a record's coordinates as text: `topic-partition@offset`."""
+    return f"{record.topic}-{record.partition}@{record.offset}"
+
+
 class HeaderColumn(Sequence[Headers]):
     """The headers of many records, in lists as they were read.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import DataError
-from penstock.shared.common.records import INT64_MAX, AnyHeaders, ConsumerRecord, Headers
+from penstock.shared.common.records import INT64_MAX, AnyHeaders, Headers
 
 K = TypeVar("K", covariant=True, default=Any)
 V = TypeVar("V", covariant=True, default=Any)
@@ -39,11 +39,6 @@ class ProcessorRecordContext(NamedTuple):
     topic: str
     partition: int
     offset: int
-
-
-def coordinates_of(record: ConsumerRecord) -> str:
-    """Return a source record's coordinates as text: `topic-partition@offset`."""
-    return f"{record.topic}-{record.partition}@{record.offset}"
 
 
 def check_timestamp(timestamp: Any) -> None:

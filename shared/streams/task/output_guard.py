@@ -33,9 +33,9 @@ from penstock.shared.clients.dead_letters.dead_letter import (
     header_text,
 )
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
-from penstock.shared.common.records import ConsumerRecord, Headers, ProducerRecord
+from penstock.shared.common.records import ConsumerRecord, Headers, ProducerRecord, coordinates_of
 from penstock.shared.streams.punctuation import Punctuator
-from penstock.shared.streams.record import Record, coordinates_of
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.result_encoders import encode_without_error
 from penstock.shared.streams.task.origin_headers import origin_headers
 from penstock.shared.streams.task.outputs import record_that_fits

@@ -39,7 +39,7 @@ from penstock.shared.common.errors import (
     PenstockError,
     ProcessingFailed,
 )
-from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord, coordinates_of
 from penstock.shared.common.serialization import string_deserializer
 from penstock.shared.streams.changelog.entry_columns import EntryColumns
 from penstock.shared.streams.changelog.format import BatchInput, Progress, encode_progress
@@ -56,7 +56,7 @@ from penstock.shared.streams.punctuation import (
     Start,
     TaskSchedules,
 )
-from penstock.shared.streams.record import ProcessorRecordContext, Record, coordinates_of
+from penstock.shared.streams.record import ProcessorRecordContext, Record
 from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.state.join_store import JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore

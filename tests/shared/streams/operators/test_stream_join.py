@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.shared.clients.dead_letters.late_record import CLOSE_TIME_MS, LATENESS_MS, OFFSET, STORE, STREAM_TIME_MS
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.stream_join import JoinRows, JoinWindows, Remembered
-from penstock.shared.streams.task.late_records import CLOSE_TIME_MS, LATENESS_MS, OFFSET, STORE, STREAM_TIME_MS
 from penstock.shared.streams.windows.late_changelog_entries import NO_OFFSET
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.shared.clients.dead_letters.late_record import CLOSE_TIME_MS, OFFSET, STREAM_TIME_MS
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Count, CountDistinct, Sum
 from penstock.shared.streams.aggregations.collect import CollectList, CollectSet
 from penstock.shared.streams.aggregations.first_last import First, Last
 from penstock.shared.streams.aggregations.quantiles import Quantiles
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
-from penstock.shared.streams.task.late_records import CLOSE_TIME_MS, OFFSET, STREAM_TIME_MS
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.window_rule import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver

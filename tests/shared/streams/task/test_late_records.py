@@ -12,6 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
+from penstock.shared.clients.dead_letters.late_record import (
+    CHANGELOG_ID,
+    LATENESS_MS,
+    OFFSET,
+    STORE,
+    TOPIC,
+    parse_late_record,
+)
 from penstock.shared.clients.protocol.packed_headers import PackedHeaders
 from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.errors import DataError
@@ -25,16 +33,7 @@ from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.task import late_records
-from penstock.shared.streams.task.late_records import (
-    CHANGELOG_ID,
-    LATENESS_MS,
-    OFFSET,
-    STORE,
-    TOPIC,
-    forwarded_late_record,
-    late_record,
-    parse_late_record,
-)
+from penstock.shared.streams.task.late_records import forwarded_late_record, late_record
 from penstock.shared.streams.task.origin_headers import (
     KEY,
     KEY_BYTES_MAX,

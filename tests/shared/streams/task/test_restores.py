@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.shared.clients.dead_letters.late_record import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
 from penstock.shared.common.errors import ConfigError, CorruptRecord
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Max
@@ -32,7 +33,6 @@ from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.state.local_state import LocalState
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.state_store import is_open
-from penstock.shared.streams.task.late_records import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
 from penstock.shared.streams.task.restore import restore_change, restore_changes, restore_progress, restore_windows
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology

@@ -23,11 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.common.errors import ConfigError
-from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Sum
-from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.error_handlers import ErrorHandlers
-from penstock.shared.streams.task.late_records import (
+from penstock.shared.clients.dead_letters.late_record import (
     APPLICATION,
     CLOSE_TIME_MS,
     LATENESS_MS,
@@ -37,6 +33,10 @@ from penstock.shared.streams.task.late_records import (
     STREAM_TIME_MS,
     TOPIC,
 )
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Sum
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.windows.window_rule import Emit, WindowRule
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.shared.clients.dead_letters.late_record import CLOSE_TIME_MS, LATENESS_MS, STORE, STREAM_TIME_MS
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
-from penstock.shared.streams.task.late_records import CLOSE_TIME_MS, LATENESS_MS, STORE, STREAM_TIME_MS
 from penstock.shared.streams.windows.window_rule import WINDOWS_MAX, Emit, hopping_windows
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.streams.windows.numbered_records import Value, Window, pipe, rows

@@ -1,0 +1,47 @@
+"""The headers of a record in a late topic, and the source record that they describe."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from penstock.shared.clients.dead_letters.dead_letter import DeadLetter
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import ConsumerRecord, Headers, coordinates_of
+
+TOPIC = "penstock.late.topic"
+PARTITION = "penstock.late.partition"
+OFFSET = "penstock.late.offset"
+LATENESS_MS = "penstock.late.lateness_ms"
+CLOSE_TIME_MS = "penstock.late.close_time_ms"
+STREAM_TIME_MS = "penstock.late.stream_time_ms"
+STORE = "penstock.late.store"
+APPLICATION = "penstock.late.application"
+CHANGELOG_ID = "penstock.late.changelog_id"
+HEADERS = (TOPIC, PARTITION, OFFSET, LATENESS_MS, CLOSE_TIME_MS, STREAM_TIME_MS, STORE, APPLICATION)
+"""The headers of every late record of a source record; CHANGELOG_ID is present if there is a changelog."""
+STAGE_LATE = "late"
+"""A late record's value where a dead letter has its stage."""
+
+
+def parse_late_record(record: ConsumerRecord) -> DeadLetter:
+    """Return the source record of a record in a late topic, with the reason, in the form of a dead letter.
+
+    Raises DataError if the record lacks the headers of a source record, or if they are invalid.
+    """
+    found = {name: value for name, value in record.headers if name in HEADERS}
+    where = coordinates_of(record)
+    missing = [name for name in HEADERS if name not in found]
+    if missing:
+        raise DataError(f"{where} is not the late record of a source record: it lacks the headers {', '.join(missing)}")
+    text = {name: (value or b"").decode(errors="replace") for name, value in found.items()}
+    numbers = {name: text[name] for name in (PARTITION, OFFSET, LATENESS_MS)}
+    for name, value in numbers.items():
+        if not (value.isascii() and value.isdigit()):
+            raise DataError(f"{where} is not a late record: the header {name} is {value!r}, not a number")
+    own = {*HEADERS, CHANGELOG_ID}
+    source_headers: Headers = tuple(header for header in record.headers if header[0] not in own)
+    partition = int(text[PARTITION])
+    offset = int(text[OFFSET])
+    source = replace(record, topic=text[TOPIC], partition=partition, offset=offset, headers=source_headers)
+    message = f"{text[LATENESS_MS]} ms too late for {text[STORE]}"
+    return DeadLetter(source, STAGE_LATE, "", message, 1, text[APPLICATION])
