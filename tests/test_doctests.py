@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import linecache
 import re
 from pathlib import Path
 
@@ -30,6 +31,8 @@ def modules_with_examples() -> list[str]:
 @pytest.mark.parametrize("name", modules_with_examples())
 def test_the_examples_of_a_module(name: str) -> None:
     """Each example of the module's docstrings has the result that it shows."""
-    failed, attempted = doctest.testmod(importlib.import_module(name))
+    module = importlib.import_module(name)
+    linecache.clearcache()  # each example looks at all its files
+    failed, attempted = doctest.testmod(module)
     assert failed == 0
     assert attempted > 0

@@ -132,7 +132,7 @@ def test_a_command_logs_an_unreachable_kafka_early(number: int) -> None:
     server = f"127.0.0.1:{number + 1}"  # not one for all, since a process repeats the warning only after a while
     env = {
         "PENSTOCK_CONFIG": os.devnull, "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": server,
-        "PENSTOCK_KAFKA__REQUEST_TIMEOUT_MS": "4000",
+        "PENSTOCK_KAFKA__REQUEST_TIMEOUT_MS": "3000",
     }  # fmt: skip
     ran = CliRunner().invoke(app, [*COMMANDS.values()][number], env=env)
     assert ran.exit_code == 1, ran.output

@@ -1,4 +1,4 @@
-"""A client of REST Proxy's API over a producer and an admin in memory."""
+"""A client of REST Proxy's produce API over a producer and an admin in memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from prometheus_client import CollectorRegistry
 from penstock.api.http.app import create_app
 from penstock.api.ingest.routes import Ingest
 from penstock.api.rest_proxy.rest_producer import RestProducer
-from penstock.api.rest_proxy.routes import metadata_routers, produce_routers
+from penstock.api.rest_proxy.routes import produce_routers
 from penstock.api.settings import IngestSettings
-from penstock.shared.clients.admin import MemberDescription
-from tests.api.admin.test_administration import F0, MemoryAdmin
+from tests.api.admin.test_administration import MemoryAdmin
 
 SETTINGS = IngestSettings.model_validate({"topics": {"closed": {"allowed": False}}})
 
@@ -32,9 +31,7 @@ def ingest(producer: Any, registry: CollectorRegistry) -> Ingest:
 
 @pytest.fixture
 async def client(producer: Any, ingest: Ingest) -> AsyncIterator[httpx.AsyncClient]:
-    admin = MemoryAdmin()
-    admin.members = [MemberDescription("m-1", "client", "/host", None, frozenset({F0}))]
-    rest = [*produce_routers(RestProducer(ingest, producer, SETTINGS), admin), *metadata_routers(admin)]
+    rest = produce_routers(RestProducer(ingest, producer, SETTINGS), MemoryAdmin())
     transport = httpx.ASGITransport(create_app(rest_proxy=rest))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client

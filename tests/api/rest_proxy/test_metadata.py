@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
+from penstock.api.http.app import create_app
+from penstock.api.rest_proxy.routes import metadata_routers
+from penstock.shared.clients.admin import MemberDescription
+from tests.api.admin.test_administration import F0, MemoryAdmin
+
 GROUP = "/v3/clusters/c-1/consumer-groups/banks"
+
+
+@pytest.fixture(scope="module")
+def app() -> Any:
+    """The API over an admin in memory. No test changes it."""
+    admin = MemoryAdmin()
+    admin.members = [MemberDescription("m-1", "client", "/host", None, frozenset({F0}))]
+    return create_app(rest_proxy=metadata_routers(admin))
+
+
+@pytest.fixture
+async def client(app: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        yield client
 
 
 async def test_v2_metadata(client: httpx.AsyncClient) -> None:

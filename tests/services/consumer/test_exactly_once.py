@@ -279,7 +279,7 @@ RECORDS = [ProducerRecord("out", b"%d" % i) for i in range(5)]
 @asynccontextmanager
 async def transactor(cluster: FakeCluster) -> AsyncIterator[OutputTransactor]:
     kafka = KafkaSettings(
-        bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=150, retry_backoff_ms=5, reconnect_backoff_ms=5
+        bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=500, retry_backoff_ms=5, reconnect_backoff_ms=5
     )
     settings = ProducerSettings(transactional_id="t", linger_ms=0, max_block_ms=2_000, delivery_timeout_ms=2_000)
     reading = ConsumerSettings(group_id="g", isolation_level="read_committed")
