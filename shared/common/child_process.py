@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from penstock.shared.common import child_guard
-from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
+from penstock.shared.common.errors import ConfigError, FatalError
 
 LOG_TAIL_LINES = 20
 LOG_TAIL_BYTES = 65_536  # enough for twenty long lines, and a bound on what one error reads
@@ -119,10 +119,8 @@ class ChildProcess:
         return child
 
     @property
-    def pid(self) -> int:
-        """The child's process id, which is also its process group's. Raises IllegalState if it was not started."""
-        if self._pid is None:
-            raise IllegalState(f"{self.name} was not started")
+    def pid(self) -> int | None:
+        """The child's process id, which is also its process group's. None if the guard was killed before it reported it."""
         return self._pid
 
     @property

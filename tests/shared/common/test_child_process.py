@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock.shared.common import child_process
 from penstock.shared.common.child_process import LOG_MAX_BYTES, OUTPUT_BYTES_MAX, ChildProcess, tail
 from penstock.shared.common.errors import ConfigError
 
 LIMIT_SECONDS = 20
 LIMIT_MS = LIMIT_SECONDS * 1000
+KILLED_AT_ONCE = (sys.executable, "-I", "-S", "-c", "import os; os.kill(os.getpid(), 9)")
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +95,14 @@ async def test_killed_guard_leaves_no_child(tmp_path: Path) -> None:
     assert await child.wait() == -signal.SIGKILL
     with pytest.raises(ProcessLookupError):
         await _until_gone(child.pid)
+
+
+async def test_a_guard_that_is_killed_at_once_is_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the guard is killed before it has reported the process id, there is none, and the child has ended."""
+    monkeypatch.setattr(child_process, "_GUARD_COMMAND", KILLED_AT_ONCE)
+    child = await ChildProcess.start(["sleep", "1000"])
+    assert (child.pid, await child.wait()) == (None, -signal.SIGKILL)
+    child.kill()
 
 
 async def test_command_that_does_not_exist_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from penstock.shared.common import child_process
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.connectors.file_stream import FileStreamSourceConnector
 from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, FailedThere
@@ -261,6 +263,16 @@ async def test_a_start_that_ends_the_process_is_retried(tmp_path: Path) -> None:
         await run.is_running("c")
         assert run.listener.of("c")[-1] == "startup"
         assert run.reconfigured == ["c"]
+
+
+async def test_a_start_whose_guard_is_killed_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the guard is killed before it has reported the process id, the connector fails and is restarted."""
+    async with isolating() as run:
+        killed = (sys.executable, "-I", "-S", "-c", "import os; os.kill(os.getpid(), 9)")
+        with monkeypatch.context() as changed:
+            changed.setattr(child_process, "_GUARD_COMMAND", killed)
+            assert await run.start(config(FileStreamSourceConnector, tmp_path / "in")) is State.FAILED
+        await run.is_running("c")
 
 
 async def test_the_end_of_a_process_that_forked_is_detected(tmp_path: Path) -> None:
