@@ -40,7 +40,7 @@ class Forwarding:
         """Forward the request to the worker that `error` names, and return that worker's response.
 
         Returns a 409 response if `error` names no worker or the request was already forwarded twice. Returns a 500
-        response if the worker does not answer. `error_response` makes both from a status and a message.
+        response if the worker does not answer. `error_response` makes both responses from a status and a message.
         """
         forward = next_forward(request.query_params.get("forward"))
         if forward is None or error.url is None:

@@ -26,7 +26,7 @@ def serve_openapi_document(app: FastAPI, forwarded_documents: Callable[[], Itera
     """Make the app serve its OpenAPI document at `/openapi.json`.
 
     The document is FastAPI's, with the error format of each path and the forwarded routes added. `forwarded_documents`
-    returns the documents of the forwarded routes. The first request for `/openapi.json` calls it.
+    returns the documents of the forwarded routes. Only the first request for `/openapi.json` calls it.
     """
 
     def openapi_document() -> dict[str, Any]:

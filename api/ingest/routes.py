@@ -412,7 +412,7 @@ class FastPath:
 
 
 def plain_query(query: bytes) -> dict[str, Any] | None:
-    """Return the parameters of an ingest request's query, all with plain values; None if the router must parse it.
+    """Return the parameters of a query with pairs of `_PLAIN_QUERY_PAIRS` only; None if the router must parse it.
 
     >>> plain_query(b"offsets=true&ack=none"), plain_query(b"offsets=maybe"), plain_query(b"")
     ({'offsets': True, 'ack': 'none'}, None, {})

@@ -2,7 +2,7 @@
 
 The service that runs the tasks passes a `StreamsView` of its own tasks. If the application may have several instances,
 the service also passes an `InstancesView`. Answers then cover all instances. In answers about tasks, stores and
-windows, `missing` lists the partitions that no instance reported. With `?local=true` a response covers only the
+windows, `missing` lists the partitions without a task. With `?local=true` a response covers only the
 requested instance. To respond for all, an instance sends the others requests with `?local=true`. This module does not
 import `penstock.shared.streams`.
 """

@@ -68,7 +68,7 @@ class StreamsState(TypedDict, total=False):
 
 
 class MissingPartition(TypedDict):
-    """A partition that no instance reported, and the reason."""
+    """A partition without a task, and the reason."""
 
     partition: of.Partition
     reason: Annotated[str, Field(examples=["no instance has it"])]

@@ -302,7 +302,7 @@ class CompactionSupervisor:
                 return OWNERSHIP_LOST
 
     def _settings_with_bounded_run(self) -> AggregatorSettings:
-        """Return the settings with the current limit of a job's records (rule 3 of the module)."""
+        """Return the settings with the limit of the records that the next job reads (rule 3 of the module)."""
         bounds = {"run_records_max": self._run_records_max}
         compaction = self._settings.compaction.model_copy(update=bounds)
         return self._settings.model_copy(update={"compaction": compaction})

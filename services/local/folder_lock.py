@@ -83,7 +83,7 @@ class FolderLock:
 
 
 def check_no_kafka_runs_in(log_folder: Path) -> None:
-    """Raise FolderInUse if a Kafka that was started without this lock runs in the folder.
+    """Raise FolderInUse if a Kafka that was started without FolderLock runs in the folder.
 
     Kafka's own lock is no protection: a second KRaft node reads and truncates the metadata log before it takes that
     lock. So starting a second node could damage the data of the first one.

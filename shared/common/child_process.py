@@ -120,7 +120,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id, which is also its process group's. None if the guard was killed before it reported it."""
+        """The id of the child's process and process group. None if the guard was killed before it reported it."""
         return self._pid
 
     @property

@@ -175,7 +175,10 @@ class HeldUpShare:
         return self._accumulator.held_up_bytes(now_ms) + self._granted + size > self._limit
 
     async def wait(self, queue: PartitionQueue, size: int, timeout_ms: float) -> None:
-        """Wait until `size` bytes may be requested; raises BufferExhausted once `timeout_ms` has passed."""
+        """Wait until the caller may request `size` bytes for `queue` from the pool. Reserves no bytes.
+
+        Raises BufferExhausted once `timeout_ms` has passed.
+        """
         waiter = _Waiter(asyncio.get_running_loop().create_future(), queue, size)
         self._waiters.append(waiter)
         try:

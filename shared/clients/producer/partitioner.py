@@ -227,8 +227,9 @@ class ProducerPartitioner:
     def spread(self, topic: PartitionedTopic, sizes: Int64Array) -> list[tuple[int, int]]:
         """Choose partitions for records without a key, from their sizes in bytes.
 
-        Returns for each run of records the index of its partition in `topic.numbers`, and the end of the run. A run
-        fills the rest of the sticky batch, or a whole batch, by the estimated sizes.
+        Returns for each run of records the index of its partition in `topic.numbers`, and the index after its last
+        record. A run fills the rest of the sticky batch, or a whole batch. The size of a record in a batch is estimated
+        as its size in bytes plus `RECORD_OVERHEAD`.
         """
         batch_size = self._accumulator.batch_size
         queue = topic.sticky_queue

@@ -898,7 +898,7 @@ class Producer:
             raise IllegalState(f"the producer is {self._state}")
 
     def _check_open(self) -> None:
-        """Raise unless the producer is open and so is its transaction, if it is transactional."""
+        """Raise unless the producer is open. A transactional one also needs a transaction that can be committed."""
         if self._state != "open":
             raise IllegalState(f"the producer is {self._state}")
         if self._transaction is not None:
@@ -939,7 +939,10 @@ class UntilClosed:
 
     @asynccontextmanager
     async def __call__(self, what: str) -> AsyncIterator[None]:
-        """Wait in this block; raises IllegalState with `what` once `end` is called."""
+        """Run the block, and cancel it when `end` is called.
+
+        Raises IllegalState then. The message is "the producer was closed while", followed by `what`.
+        """
         wait = asyncio.timeout(None)
         try:
             async with wait:

@@ -42,7 +42,7 @@ RECORD_BYTES_MIN = 7
 
 @compiled
 def _after_headers(data, at, stop):
-    """Return the end of a record's headers, NOT_ONE if they must be left to aiokafka's reader."""
+    """Return the end of a record's headers, or NOT_ONE if aiokafka's reader must decode the record's batch."""
     count, at = read_varint(data, at, stop)
     if count < 0:
         return NOT_ONE

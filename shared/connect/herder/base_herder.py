@@ -1,7 +1,7 @@
 """The common base of both herders: reads, validation, and calls of plugins.
 
 Reads of configs and statuses return what this worker has read. No read waits for a rebalance or needs the leader. Each
-herder implements the changes in its own way.
+herder creates, replaces and deletes connectors in its own way.
 """
 
 from __future__ import annotations

@@ -184,7 +184,10 @@ def _wrong_converters(plugins: Plugins, props: Mapping[str, str]) -> list[Config
 
 
 def plugin_definitions(plugin: type, kind: str) -> list[dict[str, Any]]:
-    """Return a plugin's settings: of a connector, its own and then the common ones that it does not override."""
+    """Return the definitions of a plugin's own settings.
+
+    For a connector, the common settings follow, except those that the connector defines itself.
+    """
     own: ConfigDef = cast(Any, plugin).config()
     shown = own.definitions()
     if kind in ("sink", "source"):

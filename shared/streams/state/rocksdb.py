@@ -78,7 +78,7 @@ class Meta(msgspec.Struct):
 
 
 class RocksMemory:
-    """The memory that all databases of an instance share: blocks read from disk, and rows not yet flushed."""
+    """Holds and limits the memory that all databases of an instance share: blocks from disk, and unflushed rows."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max

@@ -148,7 +148,7 @@ class VectorizedExecutor:
         return int(np.argmax(is_due)) + 1 if is_due.any() else len(timestamps)
 
     def _take_part(self, columns: Columns, values: DecodedBatch, start: int, stop: int) -> int:
-        """Process records until one is rejected; return the index of the first that was not processed."""
+        """Process the records from `start` up to `stop` until the kernel rejects one. Return its index, or `stop`."""
         task = self._task
         operator = self._operator
         # The kernel takes many records at once. If anything raises from here on, none of them can be rejected alone.

@@ -1,4 +1,4 @@
-"""The groups of a cluster, and their committed offsets, which never expire."""
+"""The groups of a cluster, and their committed offsets. Groups and offsets never expire."""
 
 from __future__ import annotations
 

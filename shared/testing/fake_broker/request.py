@@ -33,7 +33,7 @@ class Request:
         return [TopicPartition(topic.name, partition_number(row)) for topic, row in self.rows()]
 
     def rows(self) -> Iterator[tuple[Message, Any]]:
-        """Each topic of the request with each of its partitions, as they are in the body."""
+        """Pairs (topic, partition), one for each partition of the request, both as they are in the body."""
         for topic in getattr(self.body, "topics", None) or ():
             for row in getattr(topic, "partitions", None) or ():
                 yield topic, row
