@@ -43,9 +43,9 @@ def test_a_client_loads_no_other(name: str) -> None:
     assert [m for m in of_penstock if m not in rooms and not m.startswith((f"{CLIENTS}.", f"{rooms[-1]}."))] == []
 
 
-@pytest.mark.parametrize("module", ["local.gateway", "admin.main", "consumer.main", "producer.main"])
-def test_a_service_beside_the_aggregator_loads_no_streams(module: str) -> None:
-    """Only the aggregator loads the engine and numba, which take a quarter of a second."""
+@pytest.mark.parametrize("module", ["admin.main", "connect.main", "consumer.main", "local.gateway", "producer.main"])
+def test_a_service_without_a_topology_loads_no_streams(module: str) -> None:
+    """Importing a service that runs no topology loads neither the streams engine nor numba."""
     loaded = set(ran(LOADED.format(f"import penstock.services.{module}")).split())
     assert {m for m in loaded if m == "numba" or m.startswith("penstock.shared.streams.")} == set()
 

@@ -34,6 +34,7 @@ SANS_IO = (
     "services/consumer/retry_policy.py",
     "shared/clients/consumer/",
     "shared/clients/dead_letters/dead_letter.py",
+    "shared/clients/dead_letters/late_record_headers.py",
     "shared/clients/group/",
     "shared/clients/parallel_consumer/",
     "shared/clients/producer/",

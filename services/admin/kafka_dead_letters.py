@@ -18,7 +18,7 @@ from penstock.shared.clients.dead_letters.dead_letter_log import (
     dead_letter_filter,
     replay_producer_settings,
 )
-from penstock.shared.clients.dead_letters.late_record import STAGE_LATE, parse_late_record
+from penstock.shared.clients.dead_letters.late_record_headers import STAGE_LATE, parse_late_record
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import DataError, InvalidRequest, KafkaTimeout, PenstockError
 from penstock.shared.common.log import get_logger

@@ -33,6 +33,7 @@ from penstock.shared.clients.dead_letters.dead_letter_log import (
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common import log, topic_names
 from penstock.shared.common.errors import UnknownTopicOrPartition
+from penstock.shared.common.records import coordinates_of
 from penstock.shared.common.settings import KafkaSettings
 
 TEXT_MAX = 60
@@ -245,7 +246,7 @@ def _print_table(entries: list[DeadLetterEntry]) -> None:
             continue
         source = dead_letter.record
         table.add_row(
-            _dead_letter_cell(f"{source.topic_partition}@{source.offset}"),
+            _dead_letter_cell(coordinates_of(source)),
             written,
             _dead_letter_cell(dead_letter.stage),
             _dead_letter_cell(dead_letter.exception),

@@ -1,1 +1,1 @@
-"""Dead letters: their record format, and the reading and replay of a dead-letter topic."""
+"""Dead letters and late records: their formats, and the reading and replay of a dead-letter topic."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from penstock.shared.common.errors import DataError, error_text
-from penstock.shared.common.records import ConsumerRecord, Headers, ProducerRecord
+from penstock.shared.common.records import ConsumerRecord, Headers, ProducerRecord, coordinates_of
 
 PREFIX = "penstock.dlq."
 TOPIC = PREFIX + "topic"
@@ -155,22 +155,21 @@ def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
     """Parse a record of a dead-letter topic. Raises DataError if a header is missing or invalid."""
     indexes = {name: index for index, (name, _) in enumerate(record.headers) if name in HEADERS}
     missing = [name for name in HEADERS if name not in indexes]
+    where = coordinates_of(record)
     node = next((value for name, value in record.headers if name == NODE), None)
     if missing and node is not None:
-        where = f"{record.topic_partition}@{record.offset}"
         name = node.decode(errors="replace")
         raise DataError(
             f"{where} is a rejected input of node {name!r} after a store: it has no source record to replay"
         )
     if missing:
-        raise DataError(f"{record.topic_partition}@{record.offset} is not a dead letter: without {', '.join(missing)}")
+        raise DataError(f"{where} is not a dead letter: without {', '.join(missing)}")
     text = {name: (record.headers[index][1] or b"").decode(errors="replace") for name, index in indexes.items()}
     numbers = {}
     for name in (PARTITION, OFFSET, TIMESTAMP, ATTEMPTS):
         try:
             numbers[name] = int(text[name])
         except ValueError:
-            where = f"{record.topic_partition}@{record.offset}"
             raise DataError(f"{where} is not a dead letter: {name} is {text[name]!r}, not a number") from None
     is_cut = record.headers[-1][0] == CUT
     behind = range(max(indexes.values()) + 1, len(record.headers))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.shared.clients.dead_letters.late_record import (
+from penstock.shared.clients.dead_letters.late_record_headers import (
     APPLICATION,
     CHANGELOG_ID,
     CLOSE_TIME_MS,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.clients.dead_letters.late_record import CLOSE_TIME_MS, OFFSET, STREAM_TIME_MS
+from penstock.shared.clients.dead_letters.late_record_headers import CLOSE_TIME_MS, OFFSET, STREAM_TIME_MS
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Count, CountDistinct, Sum
 from penstock.shared.streams.aggregations.collect import CollectList, CollectSet
 from penstock.shared.streams.aggregations.first_last import First, Last

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
-from penstock.shared.clients.dead_letters.late_record import (
+from penstock.shared.clients.dead_letters.late_record_headers import (
     CHANGELOG_ID,
     LATENESS_MS,
     OFFSET,

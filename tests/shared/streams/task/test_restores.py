@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.clients.dead_letters.late_record import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
+from penstock.shared.clients.dead_letters.late_record_headers import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
 from penstock.shared.common.errors import ConfigError, CorruptRecord
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Max

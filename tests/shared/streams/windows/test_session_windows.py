@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.dead_letters.late_record import (
+from penstock.shared.clients.dead_letters.late_record_headers import (
     APPLICATION,
     CLOSE_TIME_MS,
     LATENESS_MS,

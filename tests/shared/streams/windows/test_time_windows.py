@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.dead_letters.late_record import CLOSE_TIME_MS, LATENESS_MS, STORE, STREAM_TIME_MS
+from penstock.shared.clients.dead_letters.late_record_headers import CLOSE_TIME_MS, LATENESS_MS, STORE, STREAM_TIME_MS
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder

@@ -1,4 +1,7 @@
-"""The headers of a record in a late topic, and the source record that they describe."""
+"""The headers of a record in a late topic, and the source record that they describe.
+
+`streams.task.late_records` writes them. Services read late records by this module, without the streams engine.
+"""
 
 from __future__ import annotations
 
