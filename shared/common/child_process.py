@@ -120,7 +120,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the child's process and process group. None if the guard was killed before it reported it."""
+        """The id of the child's process and process group; None if the guard ended before it reported the id."""
         return self._pid
 
     @property
@@ -154,7 +154,7 @@ class ChildProcess:
         self.send_signal(signal.SIGKILL, group=True)
 
     def send_signal(self, number: int, *, group: bool = False) -> None:
-        """Send a signal to the child, or to its whole group. Does nothing if it has ended."""
+        """Send a signal to the child, or to its whole group. Does nothing if it has ended or `pid` is None."""
         if self._returncode is None and self._pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 (os.killpg if group else os.kill)(self._pid, number)
@@ -206,7 +206,8 @@ class ChildProcess:
         self._guard.stdin.close()
         status = self._guard.wait()
         if self._returncode is None:
-            # The guard itself was killed: its child must not outlive it.
+            # The guard itself was killed: its child must not outlive it. If the guard had not reported the id yet, the
+            # child cannot be killed.
             self.kill()
             self._returncode = status
         for output in self._outputs:

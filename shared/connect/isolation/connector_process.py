@@ -73,7 +73,7 @@ class ConnectorProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process' id, or None before it is started."""
+        """The process' id; None before it is started, or if its guard ended before it reported the id."""
         return None if self._process is None else self._process.pid
 
     def send(self, command: Mapping[str, Any]) -> None:
@@ -124,9 +124,8 @@ class ConnectorProcess:
             writer.close()
             self._kill_process()
             status = await ending
-            ended = (
-                f"the process of connector {self._connector} (pid {process.pid}) ended, {describe_exit_status(status)}"
-            )
+            pid = "" if process.pid is None else f" (pid {process.pid})"
+            ended = f"the process of connector {self._connector}{pid} ended, {describe_exit_status(status)}"
             error = ConnectorProcessEnded(ended)
         except (OSError, ConfigError) as e:
             error = ConnectorProcessEnded(f"the process of connector {self._connector} cannot be started: {e}")
@@ -152,7 +151,8 @@ class ConnectorProcess:
             raise
         finally:
             theirs.close()
-        log.info("a process was started", connector=self._connector, pid=process.pid)
+        if process.pid is not None:
+            log.info("a process was started", connector=self._connector, pid=process.pid)
         writer.write(b"".join(pack(message) for message in self._unsent))
         self._writer = writer
         # `kill` or `close` may have been called while the process started.

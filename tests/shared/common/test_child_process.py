@@ -98,7 +98,7 @@ async def test_killed_guard_leaves_no_child(tmp_path: Path) -> None:
 
 
 async def test_a_guard_that_is_killed_at_once_is_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the guard is killed before it has reported the process id, there is none, and the child has ended."""
+    """If the guard is killed before it has reported the process id, there is none, and the child counts as ended."""
     monkeypatch.setattr(child_process, "_GUARD_COMMAND", KILLED_AT_ONCE)
     child = await ChildProcess.start(["sleep", "1000"])
     assert (child.pid, await child.wait()) == (None, -signal.SIGKILL)

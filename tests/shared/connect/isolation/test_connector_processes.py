@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from penstock.shared.connect.runtime.task_factory import TaskFactory
 from penstock.shared.connect.runtime.worker_config import ISOLATION
 from penstock.shared.connect.runtime.worker_task import TaskSpec
 from penstock.shared.testing.fake_broker import FakeCluster
+from tests.shared.common.test_child_process import KILLED_AT_ONCE
 from tests.shared.connect.harness import STRING, Running, StatusRecorder, Store
 from tests.shared.connect.isolation.blocking import AwkwardSource, BlockingSource, HangingSource
 
@@ -268,11 +268,13 @@ async def test_a_start_that_ends_the_process_is_retried(tmp_path: Path) -> None:
 async def test_a_start_whose_guard_is_killed_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the guard is killed before it has reported the process id, the connector fails and is restarted."""
     async with isolating() as run:
-        killed = (sys.executable, "-I", "-S", "-c", "import os; os.kill(os.getpid(), 9)")
         with monkeypatch.context() as changed:
-            changed.setattr(child_process, "_GUARD_COMMAND", killed)
-            assert await run.start(config(FileStreamSourceConnector, tmp_path / "in")) is State.FAILED
+            changed.setattr(child_process, "_GUARD_COMMAND", KILLED_AT_ONCE)
+            async with asyncio.timeout(60):
+                assert await run.start(config(FileStreamSourceConnector, tmp_path / "in")) is State.FAILED
+        assert "SIGKILL" in run.listener.traces[0]
         await run.is_running("c")
+        assert run.reconfigured == ["c"]
 
 
 async def test_the_end_of_a_process_that_forked_is_detected(tmp_path: Path) -> None:
