@@ -32,6 +32,38 @@ def source_of(module: str, definition: str | None) -> str:
     return "\n".join(ast.get_source_segment(text, node) or "" for node in found)
 
 
+MUTATED = """\
+@cache
+def one(a: int, *b: str) -> list[int]:
+    c: Final[int] = a - 1
+    c += cast(float, a)
+    return [c, *b]
+
+
+@final
+class Two:
+    pass
+"""
+
+
+def texts(ranges: list[tuple[tuple[int, int], tuple[int, int]]]) -> set[str]:
+    """The code of `MUTATED` at these ranges, each within one line."""
+    lines = MUTATED.splitlines()
+    assert all(start[0] == end[0] for start, end in ranges)
+    return {lines[line - 1][start:end] for (line, start), (_, end) in ranges}
+
+
+def test_what_no_test_can_notice_is_left_out() -> None:
+    """Annotations, types that are cast to, and decorators are left out, and no other code."""
+    left_out = {"cache", "int", "str", "list[int]", "Final[int]", "float", "final"}
+    assert texts(MUTATE["unnoticeable"](MUTATED)) == left_out
+
+
+def test_operators_are_those_between_operands() -> None:
+    """The `*` of parameters and of unpacking is no operator."""
+    assert texts(MUTATE["operators"](MUTATED)) == {" - ", " += "}
+
+
 @pytest.mark.parametrize("module", LIST["modules"])
 def test_the_tests_of_a_module_exist(module: str) -> None:
     """The module exists, and so does every test file or test that must notice its mutants."""
