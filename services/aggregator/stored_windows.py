@@ -215,10 +215,18 @@ class StoredWindowsQuery:
     async def run(self) -> tuple[StoreSchema, list[StoredWindow]]:
         """Return the store, and the keys' windows in order of their positions.
 
+        1. Read the snapshot of the lake, and the changelog's tail behind it. The newest progress of each partition
+           names the store and the time from which windows are open.
+        2. Read the next live and closed windows of the lake.
+        3. Replace the live ones by what the tail says, partition by partition.
+        4. Keep the windows with the wanted status, up to the position to which both tables were read.
+        5. If none is left although the lake has more, continue with 2. from that position.
+
         Raises UnknownTopicOrPartition without a changelog topic, KafkaTimeout if the tail is not read within
         `timeout_ms`, and the errors of `choose_store`, `TailChanges.keep` and `read_tail`.
         """
         options = self._options
+        # 1.
         async with Admin(options.location.kafka) as admin:
             description = (await admin.describe_topics([self._topic]))[self._topic]
         snapshot, tails = await self._snapshot_and_tails(description)
@@ -231,11 +239,14 @@ class StoredWindowsQuery:
         open_from_ms = {p: newest.open_from_ms(store) for p, newest in progress.items()}
         after = self._after
         while True:
+            # 2.
             live, closed, all_to = await self._windows_of_lake(store, snapshot, open_from_ms, after)
             found = [closed_window_of_lake(store, row) for row in closed if _is_window_covered(row, covered)]
+            # 3.
             for partition, (changes, _) in tails.items():
                 open_from = open_from_ms.get(partition, NEVER)
                 found += stored_windows_of_partition(partition, store, live, changes, options.reach, open_from)
+            # 4.
             positioned = [(one.position, one) for one in found if options.status in ("all", one.status)]
             positioned = [
                 (position, one)
@@ -247,7 +258,8 @@ class StoredWindowsQuery:
             self.last = page[-1][0] if len(page) < len(positioned) else all_to
             if page or self.last is None:
                 return store, [one for _, one in page]
-            after = self.last  # no window of the lake up to here exists any more
+            # 5. No window of the lake up to here exists any more.
+            after = self.last
 
     async def _windows_of_lake(
         self,

@@ -306,13 +306,18 @@ class _Balance:
         """Return the shortest path from `giver` to a member with the fewest partitions among those that it can reach.
 
         The path is empty unless that member has at least two partitions fewer than `giver`.
+
+        1. The search is breadth-first. From each member reached, a partition of a topic that it holds may move to any
+           subscriber of the topic. Each topic is followed once, from the member that is nearest to `giver`.
+        2. The search ends early at a member with the fewest partitions of all.
+        3. The path is read backwards from the member with the fewest.
         """
         came: dict[str, tuple[str, str]] = {}
         topics: set[str] = set()
         reached = [giver]
         fewest = min(self._load.values())
         end = giver
-        for source in reached:
+        for source in reached:  # 1. The list grows meanwhile.
             for topic, held in self.held[source].items():
                 if topic in topics or not held or (unowned_alone and not held & self._unowned[topic]):
                     continue
@@ -322,8 +327,9 @@ class _Balance:
                         came[target] = (source, topic)
                         reached.append(target)
                         end = target if self._load[target] < self._load[end] else end
-            if self._load[end] == fewest:
+            if self._load[end] == fewest:  # 2.
                 break
+        # 3.
         path: Path = []
         if self._load[giver] - self._load[end] >= 2:
             while end != giver:

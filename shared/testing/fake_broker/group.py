@@ -25,13 +25,15 @@ from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from penstock.shared.testing.fake_broker.timers import Timer, Timers
 
 MEMBER_ID_REQUIRED_SINCE = 4
-"""From this version on, a member joins with the id that it received in the response to its first try."""
+"""From this version on, a member joins with the id that it received in the response to its first try (KIP-394)."""
 
 
 SKIP_REPORTED_SINCE = 9
-"""From this version on, a leader learns that the assignment stays in force; before, that another member leads."""
+"""From this version on, a leader learns that the assignment stays in force; before, that another member leads.
+
+See KIP-814."""
 PROTOCOL_NAMED_SINCE = 5
-"""From this version on, a member's sync names the group's protocol that the member knows."""
+"""From this version on, a member's sync names the group's protocol that the member knows (KIP-559)."""
 
 
 class BrokerGroupState(StrEnum):
@@ -86,8 +88,16 @@ class BrokerGroup:
 
         Otherwise returns a DelayedResponse. It is completed when all members have joined, at the latest after the
         rebalance timeout. If the group was empty and `initial_delay_ms` is not 0, it is completed after that delay.
+
+        1. A member whose protocols the group does not share is rejected.
+        2. A member with an id must be known. The id of a static member must be the one that its instance has now
+           (KIP-345).
+        3. A new dynamic member is told its id and joins again with it (KIP-394).
+        4. A new instance of a static member replaces the old one. If that changes nothing in a stable group, the
+           current generation continues (KIP-345).
         """
         protocols = [(one.name, one.metadata) for one in body.protocols]
+        # 1.
         if self.members and (
             body.protocol_type != self.protocol_type or not self._shared_protocols(protocols, body.member_id)
         ):
@@ -95,7 +105,7 @@ class BrokerGroup:
         if not protocols or not body.protocol_type:
             return self._error_response(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, body.member_id)
         static = self._static_member(body.group_instance_id)
-        if body.member_id:
+        if body.member_id:  # 2.
             if static is not None and static.member_id != body.member_id:
                 return self._error_response(ErrorCode.FENCED_INSTANCE_ID, body.member_id)
             if body.member_id not in self.members and body.member_id not in self.pending:
@@ -103,10 +113,10 @@ class BrokerGroup:
             member_id = body.member_id
         else:
             member_id = f"{body.group_instance_id or client[0]}-{uuid.uuid4()}"
-            if body.group_instance_id is None and version >= MEMBER_ID_REQUIRED_SINCE:
+            if body.group_instance_id is None and version >= MEMBER_ID_REQUIRED_SINCE:  # 3.
                 self._expect_rejoin(member_id, body.session_timeout_ms, now_ms)
                 return self._error_response(ErrorCode.MEMBER_ID_REQUIRED, member_id)
-            if static is not None:
+            if static is not None:  # 4.
                 self._replace_static_member(static, member_id)
                 member = self.members[member_id]
                 if (
