@@ -32,7 +32,8 @@ def modules_with_examples() -> list[str]:
 def test_the_examples_of_a_module(name: str) -> None:
     """Each example of the module's docstrings has the result that it shows."""
     module = importlib.import_module(name)
-    linecache.clearcache()  # each example looks at all its files
+    # For each docstring, doctest checks every file in this cache on disk.
+    linecache.clearcache()
     failed, attempted = doctest.testmod(module)
     assert failed == 0
     assert attempted > 0

@@ -402,7 +402,7 @@ def _state_by_application(services: Sequence[ServiceSample]) -> dict[str, Mappin
 
 
 def _task_rows(streams: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return an application's tasks, and for each missing partition without a task, a row with the reason."""
+    """Return an application's tasks, and a row with the reason for each missing partition that none of them has."""
     tasks = [dict(task) for task in streams.get("tasks", ())]
     reported = {task.get("partition") for task in tasks}
     missing = [row for row in streams.get("missing", ()) if row["partition"] not in reported]

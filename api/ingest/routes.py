@@ -412,7 +412,9 @@ class FastPath:
 
 
 def plain_query(query: bytes) -> dict[str, Any] | None:
-    """Return the parameters of a query with pairs of `_PLAIN_QUERY_PAIRS` only; None if the router must parse it.
+    """Return the parameters of a query if all its pairs are in `_PLAIN_QUERY_PAIRS`, and no name is there twice.
+
+    Otherwise return None: the router must parse it.
 
     >>> plain_query(b"offsets=true&ack=none"), plain_query(b"offsets=maybe"), plain_query(b"")
     ({'offsets': True, 'ack': 'none'}, None, {})

@@ -68,7 +68,7 @@ class StreamsState(TypedDict, total=False):
 
 
 class MissingPartition(TypedDict):
-    """A partition without a task, and the reason."""
+    """A partition that the response lacks, and the reason."""
 
     partition: of.Partition
     reason: Annotated[str, Field(examples=["no instance has it"])]

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 FINDING_MAX = 2  # queries that read the changelog at once
 EVER_MS = (-(2**62), 2**62)
-BUSY = ErrorKind(TOO_MANY_REQUESTS, "TOO_MANY_QUESTIONS", "Too many queries at once", 1)
+BUSY = ErrorKind(TOO_MANY_REQUESTS, "TOO_MANY_QUERIES", "Too many queries at once", 1)
 NO_LAKE = ErrorKind(CONFLICT, "NO_LAKE", "Closed windows are in the lake, and no lake is set")
 COLUMNS = ("partition", "key", "start", "end")
 

@@ -73,11 +73,11 @@ def variable(path: Sequence[str]) -> str:
 _HINTS = {
     "enable_auto_commit": 'use commit_strategy="auto", or "none" to commit yourself',
     "enable_auto_offset_store": "what a poll returned counts as processed when the next is made; see commit_strategy",
-    "key_serializer": "give it to Producer(...)",
-    "value_serializer": "give it to Producer(...)",
-    "key_deserializer": "give it to Consumer(...)",
-    "value_deserializer": "give it to Consumer(...)",
-    "partitioner": "give it to Producer(...)",
+    "key_serializer": "pass it to Producer(...)",
+    "value_serializer": "pass it to Producer(...)",
+    "key_deserializer": "pass it to Consumer(...)",
+    "value_deserializer": "pass it to Consumer(...)",
+    "partitioner": "pass it to Producer(...)",
     "max_batch_size": "use batch_size",
     "batch_num_messages": "use batch_size, in bytes",
     "queue_buffering_max_ms": "use linger_ms",
@@ -102,7 +102,7 @@ _HINTS = {
     "ssl_ca_location": "use ssl_cafile of KafkaSettings",
     "ssl_certificate_location": "use ssl_certfile of KafkaSettings",
     "ssl_key_location": "use ssl_keyfile of KafkaSettings",
-    "api_version": "it is found out from the broker",
+    "api_version": "it is negotiated with the broker",
 }
 """Names of other Kafka clients (Java, aiokafka, librdkafka)."""
 

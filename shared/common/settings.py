@@ -121,7 +121,7 @@ class KafkaSettings(Section):
     sasl_oauth_token_provider: str | None = Field(
         default=None,
         pattern=r"^[\w.]+:[\w.]+$",
-        description="module:function that gives an OAUTHBEARER token",
+        description="module:function that returns an OAUTHBEARER token",
     )
     ssl_cafile: Path | None = Field(default=None, description="PEM file of the certificate authorities to trust")
     ssl_certfile: Path | None = Field(default=None, description="PEM file of the client's certificate")

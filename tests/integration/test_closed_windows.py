@@ -51,7 +51,7 @@ async def test_a_key_of_a_lake_and_a_long_changelog(kafka: Broker, topic_name: s
     for partition, log in enumerate(logs):
         compact(tmp_path, topic_name, partition, log, topic_id)
 
-    async def read_store(store: str, question: StoreQueryParams) -> Any:
+    async def read_store(store: str, query: StoreQueryParams) -> Any:
         raise AssertionError("the tasks are not asked")
 
     values: Any = {
@@ -63,14 +63,14 @@ async def test_a_key_of_a_lake_and_a_long_changelog(kafka: Broker, topic_name: s
 
     async def all_of(**narrowing: Any) -> tuple[list[Any], int]:
         nothing: dict[str, Any] = dict.fromkeys(("key_from", "key_to", "from_ms", "to_ms", "continuation"))
-        question: Any = {**nothing, "key": "k5", "rows_max": 500, **narrowing}
+        query: Any = {**nothing, "key": "k5", "rows_max": 500, **narrowing}
         rows, pages = list[Any](), 0
         while True:
-            page = await search.find(STORE, "closed", question)
+            page = await search.find(STORE, "closed", query)
             rows, pages = rows + page["windows"], pages + 1
             if page["continuation"] is None:
                 return [(one["start_ms"], one["end_ms"], one["partition"], one["key"]) for one in rows], pages
-            question["continuation"] = page["continuation"]
+            query["continuation"] = page["continuation"]
 
     gaps = list[float]()
     ticking = asyncio.create_task(_tick(gaps))

@@ -33,7 +33,7 @@ def sales(grace: int) -> TopologyTestDriver:
 
 def test_corrected_windows_in_sql(tmp_path: Path) -> None:
     """The document's query returns the same windows as a stream with a long grace, as `penstock.spark.corrected` does
-    (test_reading.py)."""
+    (spark/test_reading.py)."""
     rnd = random.Random(7)
     short, long, now = sales(GRACE), sales(10**12), 0
     short.task.keeps_late = True

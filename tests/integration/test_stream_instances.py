@@ -202,8 +202,8 @@ async def test_two_workers_share_the_partitions_and_one_is_killed(
         results = await read_results(kafka, f"{topic_name}-out")
         assert sorted((one["key"], one["events"]) for one in results) == [("k0", 3), ("k1", 3)]
 
-        async def page(question: str) -> dict[str, Any] | None:
-            response = await http.get(f"{service.url}{question}")
+        async def page(path: str) -> dict[str, Any] | None:
+            response = await http.get(f"{service.url}{path}")
             return response.json() if response.status_code == httpx.codes.OK else None
 
         found = await until(partial(page, "/v1/streams/stores/sessions/windows?key=k0"))

@@ -37,6 +37,6 @@ class AuditSettings(JobSettings):
         if kafka.sasl_mechanism == "OAUTHBEARER":
             raise ValueError(
                 "sasl_mechanism=OAUTHBEARER: an audit reads topics with Kafka's Java client, which cannot call the "
-                "Python function that gives the tokens; use PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or certificates"
+                "Python function that returns the tokens; use PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or certificates"
             )
         return kafka

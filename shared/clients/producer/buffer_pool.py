@@ -175,9 +175,9 @@ class HeldUpShare:
         return self._accumulator.held_up_bytes(now_ms) + self._granted + size > self._limit
 
     async def wait(self, queue: PartitionQueue, size: int, timeout_ms: float) -> None:
-        """Wait until the caller may request `size` bytes for `queue` from the pool. Reserves no bytes.
+        """Wait until the caller may request `size` bytes for `queue` from the pool.
 
-        Raises BufferExhausted once `timeout_ms` has passed.
+        Raises BufferExhausted once `timeout_ms` has passed, IllegalState if the producer is closed meanwhile.
         """
         waiter = _Waiter(asyncio.get_running_loop().create_future(), queue, size)
         self._waiters.append(waiter)

@@ -228,8 +228,8 @@ class ProducerPartitioner:
         """Choose partitions for records without a key, from their sizes in bytes.
 
         Returns for each run of records the index of its partition in `topic.numbers`, and the index after its last
-        record. A run fills the rest of the sticky batch, or a whole batch. The size of a record in a batch is estimated
-        as its size in bytes plus `RECORD_OVERHEAD`.
+        record. A run takes at most the rest of the sticky batch, or a whole batch, but at least one record. The size of
+        a record in a batch is estimated as its size in bytes plus `RECORD_OVERHEAD`.
         """
         batch_size = self._accumulator.batch_size
         queue = topic.sticky_queue

@@ -898,9 +898,9 @@ class Producer:
             raise IllegalState(f"the producer is {self._state}")
 
     def _check_open(self) -> None:
-        """Raise unless the producer is open. A transactional one also needs a transaction that can be committed."""
-        if self._state != "open":
-            raise IllegalState(f"the producer is {self._state}")
+        """Raise unless the producer is open and, if it is transactional, has an open transaction that can still be
+        committed."""
+        self._check_usable()
         if self._transaction is not None:
             self._transaction.check_open("send")
 

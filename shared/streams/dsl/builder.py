@@ -890,7 +890,7 @@ def _add_aggregate_store(stream: Stream, schema: StoreSchema, bound: Bound) -> N
     name = schema.name
     if name in topology.stores:
         raise ConfigError(
-            f"aggregate({name!r}): the store {name!r} is there already; another aggregate needs a name of its "
+            f"aggregate({name!r}): the store {name!r} exists already; another aggregate needs a name of its "
             "own, and one aggregate is forwarded either on_close() or on_update()"
         )
     topology.add_store(StoreBuilder(schema, tuple(bound.values())))
@@ -997,7 +997,7 @@ def add_join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner
     if options.windows is not None and not isinstance(options.windows, JoinWindows):
         raise ConfigError(f"join: windows must be JoinWindows, such as JoinWindows.of(60_000), got {options.windows!r}")
     if (options.windows is not None) == isinstance(other, Table | GlobalTable):
-        raise ConfigError("join: two streams need JoinWindows, a table takes none")
+        raise ConfigError("join: two streams need JoinWindows, a stream and a table have none")
     if (options.key is not None) != isinstance(other, GlobalTable):
         raise ConfigError("join: a global table needs a key function, anything else is joined by the record's key")
     if options.key is not None:

@@ -322,10 +322,7 @@ def topics(kafka: Broker) -> Topics:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    """The one Spark session of the run.
-
-    Jobs in their own processes have the defaults.
-    """
+    """The one Spark session of the run."""
     conf = {**INTERPRETED, **SPARK_CONF, f"spark.hadoop.{SECRET_NAME}": SECRET}
     with spark_session(SparkSettings(master="local[2]", shuffle_partitions=1, conf=conf), "tests") as session:
         yield session

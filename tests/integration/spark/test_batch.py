@@ -177,7 +177,8 @@ async def batch(spark: Any, settings: BatchSettings) -> BatchReport:
 async def command(
     kafka: Broker, folder: Path, build: str, options: dict[str, str], *more: str, stderr: int | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run `penstock batch` as a process with small commits. It is killed at the end if it still runs."""
+    """Run `penstock batch` as a process with small commits and without generated code. It is killed at the end if it
+    still runs."""
     flags = [f"--application={options['topic']}", f"--lake={folder / 'lake'}", "--commit-records=20"]
     flags += [f"--kafka.bootstrap-servers={kafka.bootstrap_servers}", f"--topology={MODULE}:{build}"]
     flags += [f"--topology-options={msgspec.json.encode(options).decode()}", "--spark.master=local[2]"]

@@ -275,8 +275,8 @@ async def test_pages_over_instances_equal_those_of_one(zombie: bool, key_type: s
     for size in (1, 4, 18, 53, 54):
         found, continuation = [], None
         for turn in range(99):
-            question = WANTED | {"rows_max": size, "continuation": continuation}
-            page = await views[turn % 2].read_store("s", partial=False, **question)
+            query = WANTED | {"rows_max": size, "continuation": continuation}
+            page = await views[turn % 2].read_store("s", partial=False, **query)
             found += page["rows"]
             assert (len(page["rows"]) <= size, page["is_cut"]) == (True, page["continuation"] is not None)
             if (continuation := page["continuation"]) is None:

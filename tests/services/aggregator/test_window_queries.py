@@ -87,11 +87,11 @@ def search(cluster: FakeCluster | None = None, lake: Path | None = None, **more:
     if cluster is not None:
         values["kafka"] = {"bootstrap_servers": cluster.bootstrap_servers}
 
-    async def read_store(store: str, question: StoreQueryParams) -> Any:
-        pages = row_pages("app", store, question)
-        after = pages.decode(question["continuation"])
+    async def read_store(store: str, query: StoreQueryParams) -> Any:
+        pages = row_pages("app", store, query)
+        after = pages.decode(query["continuation"])
         first = 0 if after is None else OPEN_KEYS.index(after.key) + 1
-        page = OPEN_KEYS[first : first + question["rows_max"]]
+        page = OPEN_KEYS[first : first + query["rows_max"]]
         rows = [{"partition": 0, "key": key.decode(), "start": 200, "end": 201, "n": 7} for key in page]
         is_last = first + len(page) == len(OPEN_KEYS)
         more = None if is_last else pages.encode(RowPosition(0, page[-1], 200))

@@ -237,6 +237,7 @@ async def test_exactly_once_despite_failures(cluster: FakeCluster, activity: Act
 
     def fault(request: Request) -> Action | None:
         requests[request.api] += 1
+        # The first two of each API in any case: large transactions have few requests.
         if requests[request.api] > 2 and rng.random() > 0.2:
             return None
         return rng.choice([Close(), Close(handled=True), Delay(30), Fail(rng.choice([*PASSING, *CODES[request.api]]))])

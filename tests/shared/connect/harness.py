@@ -139,7 +139,8 @@ class RecordingSourceTask(SourceTask):
         self.batches: asyncio.Queue[Sequence[SourceRecord] | Exception | None] = asyncio.Queue()
         self.calls: list[Any] = []
         self.committed: list[tuple[Any, bool]] = []
-        self.commits = self.polls = 0
+        self.commits = 0
+        self.polls = 0
         RecordingSourceTask.made.append(self)
         type(self).prepare(self)
 

@@ -366,7 +366,7 @@ async def test_a_partition_with_progress_again_stops_waiting() -> None:
     bad.cancel()
 
 
-async def test_nobody_overtakes() -> None:
+async def test_waiting_requests_are_served_in_order() -> None:
     """While a send of a partition waits, later ones wait too, even if they would fit."""
     table = Table()
     table.fail(A, LIMIT)

@@ -91,7 +91,7 @@ async def test_an_invalid_callback_leaves_nothing_behind(
         assert producer.metrics()["record_error_total"] == 2
 
 
-async def test_abort_pending_spoils_a_transaction() -> None:
+async def test_a_transaction_with_dropped_records_cannot_be_committed() -> None:
     """A transaction with dropped records cannot be committed."""
     async with FakeCluster() as cluster, producing(cluster, transactional_id="x") as producer:
         await producer.init_transactions()

@@ -415,7 +415,7 @@ async def test_an_append_that_the_leader_denies(code: ErrorCode) -> None:
         assert [record.value for record in cluster.records("t")] == [b"0", b"1", b"2"]
 
 
-async def test_an_error_nobody_expected_while_connecting() -> None:
+async def test_an_unexpected_error_while_connecting() -> None:
     """The node is tried again after its backoff, as after any other failure."""
     alone = Alone()
     know(alone.connection, {"t": {0: 1}})
@@ -484,7 +484,7 @@ async def test_a_full_buffer_sends_what_lingers() -> None:
         assert [len(cluster.records("t", partition)) for partition in range(2)] == [1, 1]
 
 
-async def test_an_error_nobody_expected_while_a_partition_is_added() -> None:
+async def test_an_unexpected_error_while_a_partition_is_added() -> None:
     """An unexpected error while adding a partition fails the transaction and its records with that error. After an
     abort the producer works."""
     async with producing(transactional_id="x") as (_, producer):

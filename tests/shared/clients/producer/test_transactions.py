@@ -382,7 +382,7 @@ async def test_a_commit_whose_error_does_not_say_whether_it_was_done() -> None:
 
 
 @pytest.mark.parametrize("api", [Api.ADD_PARTITIONS_TO_TXN, Api.ADD_OFFSETS_TO_TXN, Api.END_TXN])
-async def test_an_expired_id_is_fetched_anew(api: Api) -> None:
+async def test_a_forgotten_producer_id_fails_one_transaction(api: Api) -> None:
     """If the coordinator has forgotten the producer id, the transaction fails and the next one commits."""
     async with producing(transactional_id="x") as (cluster, producer):
         await producer.init_transactions()

@@ -421,7 +421,7 @@ def test_a_result_that_cannot_be_written_is_told_by_its_window(emit: str, time_m
 
 
 @pytest.mark.parametrize(("value", "exception"), [(b'"odd"', "TypeError"), (b'"large"', "RecordTooLarge")])
-def test_the_record_that_spoils_a_state_is_rejected(value: bytes, exception: str) -> None:
+def test_a_record_whose_state_cannot_be_stored_is_rejected(value: bytes, exception: str) -> None:
     """The record that makes a state unwritable is the dead letter. The window stays unchanged."""
     spoil = {"odd": object(), "large": "x" * 50_000}
     builder, stream = plain()
