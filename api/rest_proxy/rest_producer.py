@@ -123,7 +123,7 @@ class RestProducer:
         return self._readers[name, present]
 
     async def send(self, decoded: Sequence[ProducerRecord | str], partitions: Sequence[int], turn: Turn) -> SentRecords:
-        """Send the records. A string in `decoded` is the error of a record that could not be decoded."""
+        """Send the records to Kafka. A string in `decoded` is a decoding error, and becomes the record's outcome."""
         outcomes: list[Outcome | None] = [None] * len(decoded)
         indexes: list[int] = []
         records: list[ProducerRecord] = []

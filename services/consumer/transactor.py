@@ -49,7 +49,7 @@ CLOSE_TIMEOUT_MS = 2_000
 
 
 class OutputRejected(DataError):
-    """Kafka permanently rejects some records. `errors` has the error of each, by its index."""
+    """Some records can never be written. `errors` has the error of each, by its index in the records."""
 
     def __init__(self, errors: Mapping[int, Exception]) -> None:
         index, first = next(iter(errors.items()))

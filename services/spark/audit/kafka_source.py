@@ -69,7 +69,7 @@ def read_topic(
     *,
     headers: bool = False,
 ) -> DataFrame:
-    """Read a topic with Spark's Kafka source: the committed records from `start` up to `end` of each partition.
+    """Read a topic with Spark's Kafka source: the committed records from offset `start` up to `end` of each partition.
 
     `end` is exclusive. The columns are READ_SCHEMA, and `headers` if `headers` is true. One task reads a partition in
     order; a task may read several partitions that hold few records.

@@ -270,7 +270,7 @@ class BatchJob:
         return [one for one in results if one.partition not in done]
 
     def _require_done(self, results: Sequence[TaskResult]) -> None:
-        """Raise the error of a task that failed, or BatchFenced if a task was fenced."""
+        """Raise the error of a failed task if there is one, otherwise BatchFenced if a task was fenced."""
         failed = [one for one in results if one.failure is not None]
         fenced = [one for one in results if one.fenced is not None]
         # A failure is reported first: it needs a change, while a live instance continues by itself.

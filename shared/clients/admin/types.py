@@ -83,7 +83,7 @@ class TopicDescription:
 
 
 def topic_id_text(topic_id: uuid.UUID) -> str:
-    """Return the text of a topic id in a TopicDescription: base64 of 22 characters, as Kafka's tools write it.
+    """Return a topic id as Kafka's tools write it, and as a TopicDescription has it: base64 of 22 characters.
 
     >>> topic_id_text(uuid.UUID("da26b76d-ab0e-47e2-9b95-658fb13b8b6f"))
     '2ia3basOR-KblWWPsTuLbw'

@@ -62,7 +62,10 @@ ConnectionId = tuple[int | str, int]
 
 
 class Addresses:
-    """One client's memory of addresses that did not respond, by host and port."""
+    """Connects the sockets of one client.
+
+    It remembers by host and port the last address that did not respond. The next attempt begins after that address.
+    """
 
     def __init__(self, send_buffer_bytes: int = -1, receive_buffer_bytes: int = -1) -> None:
         """The buffer sizes, in bytes, are those of the sockets; -1 for the system's default."""

@@ -161,9 +161,10 @@ def _measure_slice(
     timestamps: Any,
     sizes: Any,
 ) -> Any:
-    """Check a slice's columns. Write to `sizes` for each record the bytes of its key, value and headers together.
+    """Check a slice's columns: the positions of the strings, and the timestamps.
 
-    Returns the largest of these sums, or an error code.
+    Write to `sizes` for each record the bytes of its key, value and headers together. Returns the largest of these
+    sums, or a negative error code.
     """
     largest = np.int64(0)
     has_headers = len(header_lengths) > 0

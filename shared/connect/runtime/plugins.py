@@ -192,7 +192,7 @@ def _builtin_plugins() -> Iterator[tuple[str | None, type]]:
 
 
 def _check_extra(connector: str) -> None:
-    """Raises ConfigError if a connector of this name ships, and its extra is not installed."""
+    """Raises ConfigError if a built-in connector has this name, and its extra is not installed."""
     for public, names in BUILTIN.items():
         for name in names:
             if connector in (f"{public}.{name}", name, name.removesuffix("Connector")):

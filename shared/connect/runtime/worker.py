@@ -301,7 +301,10 @@ class Worker:
             task.cancel()
 
     async def set_target_state(self, name: str, target: TargetState) -> None:
-        """Bring a connector and its tasks on this worker to a target state."""
+        """Bring a connector on this worker to a target state, and request that state of its tasks on this worker.
+
+        For STOPPED the tasks only pause. The herder ends them.
+        """
         self._targets[name] = target
         for id, task in self._tasks.items():
             if id.connector == name:

@@ -646,7 +646,7 @@ class Stream(Generic[K, V]):
         value: Any = dict,
         name: str | None = None,
     ) -> Stream[K, Any]:
-        """As `join`, but a record without a match, or without a key, is forwarded as `joiner(own value, None)`."""
+        """As `join`, but a record without a match is forwarded as `joiner(own value, None)`, even one without a key."""
         return add_join(self, other, joiner, JoinOptions(windows, key, value, name, left=True))
 
     def to(self, topic: str, encode: Callable[[Record[K, V]], tuple[bytes | None, bytes | None]] | None = None) -> None:

@@ -72,7 +72,7 @@ def require_same_builder(operation: str, own: object, other: object) -> None:
 
 
 def require_groupable(operation: str, traits: StreamTraits) -> None:
-    """Raise ConfigError if the keys are windows, because those cannot group records."""
+    """Raise ConfigError if the keys are WindowKeys, because those cannot group records."""
     if traits.is_windowed:
         raise ConfigError(
             f"{operation}: the keys are windows (WindowKey); key_by(lambda record: record.key.key, name=...) before it "

@@ -235,7 +235,7 @@ class KeyAggregate(WindowAggregate):
         return self.stream_time_ms if self._emits_each_update else self._changed_from_ms()
 
     def _changed_from_ms(self) -> int:
-        """Return the earliest time of a changed row; stream time if none has changed."""
+        """Return the earliest time of the rows changed since the last commit; stream time if none has changed."""
         table = self.store.table
         latest = table.cells[table.changed_rows(), table.base + self._columns.program[0][1]]
         return int(latest.min(initial=self.stream_time_ms))

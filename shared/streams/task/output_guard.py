@@ -68,7 +68,7 @@ class Edge(NamedTuple):
 
 
 def guarded_edges_of(topology: Topology, name: str, entrances: dict[str, Forward]) -> list[Edge]:
-    """Return the edges to a node's children, each with whether the output guard handles its errors.
+    """Return the edges to a node's children, each with whether the output guard handles the child's errors.
 
     `entrances` has for each child the function that passes a record to it.
     """

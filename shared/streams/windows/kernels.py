@@ -1222,7 +1222,7 @@ def load_rows(
     codes, starts, ends, states, retains, retained_ms, is_table, base, bucket_ms, rows, links, flags, cells, heads,
     free, ring, heap, dues, meta,
 ):  # fmt: skip
-    """Restore windows as of the last commit. None of them may exist yet, and enough rows must be free.
+    """Restore windows as of the last commit. The table must not contain them yet, and enough rows must be free.
 
     With `retains`, windows that end below the close time are restored as closed and retained.
     """

@@ -172,7 +172,7 @@ class StateColumns:
     ) -> tuple[Sequence[ChangelogColumn], NDArray[np.bool_]]:
         """Return the state columns that each record would have alone in a window, and a mask of valid ones.
 
-        A record has no valid state if a user's aggregation raises, or if its state cannot be encoded.
+        A record has no valid state if an aggregation raises, or if its state cannot be encoded.
         """
         try:
             return self.to_changelog(self._columns_of_each_record(values, inputs, times)), np.ones(len(times), np.bool_)

@@ -269,7 +269,7 @@ class WindowTable:
     # --- restoring ---
 
     def load(self, codes: Int32Array, starts: Int64Array, ends: Int64Array, cells: Int64Array) -> Int64Array:
-        """Restore windows as of the last commit, none of which may exist yet; return their rows."""
+        """Restore windows as of the last commit, and return their rows. The table must not contain them yet."""
         count = len(codes)
         self._see_keys()
         if self.meta[k.FREE] < count:

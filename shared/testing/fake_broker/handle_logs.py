@@ -216,7 +216,7 @@ def _fetch_response(state: ClusterState, request: Request) -> Message:
 
 
 def _diverging_epoch_response(partition: Partition, row: Message) -> Message | None:
-    """The response to a client that has read records which this log does not contain, or None."""
+    """The partition's part of a Fetch response to a client that has read records which this log lacks, or None."""
     if row.last_fetched_epoch < 0:
         return None
     log = partition.log

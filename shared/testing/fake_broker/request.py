@@ -15,9 +15,10 @@ from penstock.shared.testing.fake_broker.protocol import Api
 class Request:
     """A decoded request: its sender, the node that received it, and its body, whose fields are attributes.
 
-    `body` has the fields of Kafka's message definition in snake_case, with one name for one concept: topics are in
-    `body.topics`, each with a `name` and its `partitions`, and a partition's number is `partition`. Only DeleteTopics
-    has `topic_names`, and OffsetFetch and AddPartitionsToTxn have plain numbers as `partitions`.
+    `body` has the fields of Kafka's message definition in snake_case, with one name for one concept. Topics are in
+    `body.topics`, each with a `name` and, if the request has them, its `partitions`. A partition's number is
+    `partition`. Only DeleteTopics has `topic_names`. OffsetFetch, AddPartitionsToTxn and Fetch's `forgotten_topics`
+    have plain numbers as `partitions`.
     """
 
     api: Api

@@ -30,7 +30,7 @@ def driver() -> ModuleType:
 
 
 def connection_config() -> ConfigDef:
-    """Return the settings of the connection to Postgres, and of retries, which source and sink have."""
+    """Return the definitions of the settings that source and sink share: of the connection and of retries."""
     return (
         ConfigDef()
         .define("connection.url", Type.STRING, NO_DEFAULT, HIGH,
