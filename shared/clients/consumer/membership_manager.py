@@ -123,7 +123,7 @@ class ConsumerMembershipManager(Member):
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether owned partitions are lost (2. of the module), and the listener has not handled the loss yet."""
+        """Whether owned partitions are lost (case 2 of the module), and the listener has not handled the loss yet."""
         return self.generation == NO_GENERATION and bool(self.owned)
 
     # --- calls of the consumer ---

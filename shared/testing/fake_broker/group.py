@@ -29,9 +29,7 @@ MEMBER_ID_REQUIRED_SINCE = 4
 
 
 SKIP_REPORTED_SINCE = 9
-"""From this version on, a leader learns that the assignment stays in force; before, that another member leads.
-
-See KIP-814."""
+"""From this version on, a leader learns that the assignment stays in force (KIP-814), and not that another leads."""
 PROTOCOL_NAMED_SINCE = 5
 """From this version on, a member's sync names the group's protocol that the member knows (KIP-559)."""
 

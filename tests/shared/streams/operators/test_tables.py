@@ -143,7 +143,7 @@ def test_a_processors_own_store() -> None:
         driver.crash()
         driver.restore()
     assert out(driver) == [1, 2, 3, 1, 2]
-    with pytest.raises(ConfigError, match="'numbers' exists"):
+    with pytest.raises(ConfigError, match="'numbers' exists already"):
         builder.add_store("numbers")
 
 
