@@ -20,7 +20,7 @@ from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import ConfigError, KafkaTimeout, ProducerFenced
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.connector import Props
-from penstock.shared.connect.errors import BadRequest, ConnectorNotFound
+from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound
 from penstock.shared.connect.group.connect_protocol import COMPATIBLE, EAGER, SESSIONED, ConnectorsAndTasks
 from penstock.shared.connect.herder import distributed
 from penstock.shared.connect.herder.base_herder import Stores
@@ -74,6 +74,33 @@ REQUIRED = {
 }
 
 
+class InProcessClient:
+    """Sends a follower's requests to the leader, which runs in this process."""
+
+    leaders: ClassVar[dict[str, DistributedHerder]] = {}
+    """Herders by URL."""
+
+    async def put_tasks(self, url: str, connector: str, configs: Sequence[Config], key: SessionKey | None) -> None:
+        data = msgspec.json.encode(configs)
+        with self._signing_key("put_tasks", key) as used:
+            await self.leaders[url].put_task_configs(connector, configs, data, sign(used, data))
+
+    async def fence(self, url: str, connector: str, key: SessionKey | None) -> None:
+        with self._signing_key("fence", key) as used:
+            await self.leaders[url].fence(connector, b"", sign(used, b""))
+
+    @contextlib.contextmanager
+    def _signing_key(self, kind: str, key: SessionKey | None) -> Iterator[SessionKey]:
+        """Yields the key that signs a request, and raises `LeaderRequestFailed` if the leader rejects the request."""
+        assert key is not None
+        try:
+            yield key
+        except ConnectError as e:
+            raise LeaderRequestFailed(str(e)) from None
+
+    async def close(self) -> None: ...
+
+
 @contextlib.asynccontextmanager
 async def running_herder(
     cluster: FakeCluster, host: str, make: TaskMaker = NoOpWorkerTask, **settings: str
@@ -111,6 +138,9 @@ async def running_herder(
         plugins = Plugins([("Divided", MultiTaskSource), ("Hanging", Hanging), ("Sink", RecordingSink)])
         worker = Worker(config, plugins, stores.offsets, make)
         herder = DistributedHerder(config, worker, admin, connection, stores, url=f"http://{host}/", worker_id=host)
+        await herder._leader_client.close()
+        herder._leader_client = cast(Any, InProcessClient())
+        InProcessClient.leaders[herder.url] = herder
         await herder.startup()
         working = asyncio.ensure_future(herder.main_loop())
         try:
@@ -120,6 +150,7 @@ async def running_herder(
             working.cancel()
             await asyncio.wait([working])
             await herder.shutdown()
+            del InProcessClient.leaders[herder.url]
             await connection.close()
 
 
@@ -213,31 +244,19 @@ async def test_two_workers_share_and_one_leads() -> None:
             await other.restart_task(ConnectorTaskId("c", 9))
 
 
-class KeyChangeClient:
+class KeyChangeClient(InProcessClient):
     """A client of the leader whose first request of each kind has the signature of an old session key."""
 
-    def __init__(self, leader: DistributedHerder) -> None:
-        self.leader = leader
+    def __init__(self) -> None:
         self.rejected: list[str] = []
 
-    async def put_tasks(self, url: str, connector: str, configs: Sequence[Config], key: SessionKey | None) -> None:
-        data = msgspec.json.encode(configs)
-        with self._rejected_at_first("put_tasks", key) as used:
-            await self.leader.put_task_configs(connector, configs, data, sign(used, data))
-
-    async def fence(self, url: str, connector: str, key: SessionKey | None) -> None:
-        with self._rejected_at_first("fence", key) as used:
-            await self.leader.fence(connector, b"", sign(used, b""))
-
     @contextlib.contextmanager
-    def _rejected_at_first(self, kind: str, key: SessionKey | None) -> Iterator[SessionKey]:
+    def _signing_key(self, kind: str, key: SessionKey | None) -> Iterator[SessionKey]:
         try:
             yield key if kind in self.rejected and key is not None else new_key("HmacSHA256", 0)
         except Forbidden as e:
             self.rejected.append(kind)
-            raise LeaderRequestFailed(f"403: {e}") from None
-
-    async def close(self) -> None: ...
+            raise LeaderRequestFailed(str(e)) from None
 
 
 async def test_requests_are_sent_again_after_a_change_of_the_session_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +272,7 @@ async def test_requests_are_sent_again_after_a_change_of_the_session_key(monkeyp
     ):
         await until(lambda: first.member.is_leader != second.member.is_leader)
         leader, other = (first, second) if first.member.is_leader else (second, first)
-        client = KeyChangeClient(leader)
+        client = KeyChangeClient()
         other._leader_client = cast(Any, client)
         for name in ("c", "d"):
             await leader.put_connector(name, config(name), replace=False)
