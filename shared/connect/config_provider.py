@@ -3,8 +3,8 @@
 The worker stores and shows a configuration with its variables (`${…}`). When it starts a connector or task, it replaces
 them by their values. A variable of an unknown provider, or of an unknown key, stays unchanged.
 
-A task configuration that a connector returns has values. If a setting in it has the same value as in the connector's
-configuration, the worker stores the setting with its variables. A value that the connector has changed, or copied into
+A task configuration that a connector returns has values. If a setting in it has the value with which the connector was
+started, the worker stores the setting with its variables. A value that the connector has changed, or copied into
 another setting, is stored as it is.
 
 `config.providers` names a worker's providers. As in Kafka Connect, the default is none: otherwise, a client that may
@@ -118,6 +118,17 @@ PROVIDERS: dict[str, type[ConfigProvider]] = {
 }
 
 
+def unresolved(made: Mapping[str, str], raw: Mapping[str, str], resolved: Mapping[str, str]) -> dict[str, str]:
+    """Return a connector's task configuration, with variables in the settings that the connector only copied.
+
+    `raw` is the connector's configuration, and `resolved` the one with values, with which the connector was started.
+    """
+    return {
+        name: raw[name] if "${" in raw.get(name, "") and resolved.get(name) == value else value
+        for name, value in made.items()
+    }
+
+
 class ConfigTransformer:
     """Resolves variables in configurations."""
 
@@ -149,14 +160,6 @@ class ConfigTransformer:
     def resolve(self, props: Mapping[str, str]) -> dict[str, str]:
         """Return the configuration with variables replaced by their values. Raises ConfigError if a provider fails."""
         return {name: self._resolve_variables(value) if "${" in value else value for name, value in props.items()}
-
-    def unresolve(self, made: Mapping[str, str], raw: Mapping[str, str]) -> dict[str, str]:
-        """Return a connector's task configuration, with variables in the settings whose values are those of `raw`."""
-        # Only a value that is still the variable's: a connector may have changed the setting for its task.
-        resolved = self.resolve({name: value for name, value in raw.items() if "${" in value})
-        return {
-            name: raw[name] if name in resolved and resolved[name] == value else value for name, value in made.items()
-        }
 
     def masking(self, raw: Mapping[str, str]) -> Mask:
         """Return a function that masks the values of this configuration's variables, and its other secrets.

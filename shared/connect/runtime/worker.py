@@ -14,7 +14,7 @@ from penstock.shared.common.backoff import ExponentialBackoff, RestartBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
-from penstock.shared.connect.config_provider import ConfigTransformer
+from penstock.shared.connect.config_provider import ConfigTransformer, unresolved
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, summary_of, trace_of
 from penstock.shared.connect.redaction import Mask
@@ -228,7 +228,7 @@ class Worker:
         added = {"task.class": class_name(plugin.task_class)}
         if issubclass(plugin, SinkConnector):
             added |= {key: props[key] for key in ("topics", "topics.regex") if key in props}
-        return [self.transformer.unresolve({**task, **added}, config) for task in made]
+        return [unresolved({**task, **added}, config, props) for task in made]
 
     async def start_task(self, spec: TaskSpec, target: TargetState, listener: StatusListener) -> bool:
         """Start a task. If the task cannot be made, reports its failure and returns False.

@@ -13,6 +13,7 @@ from penstock.shared.connect.config_provider import (
     DirectoryConfigProvider,
     EnvVarConfigProvider,
     FileConfigProvider,
+    unresolved,
 )
 from penstock.shared.connect.connectors.http import HttpSinkConnector
 from penstock.shared.connect.connectors.postgres.sink import PostgresSinkConnector
@@ -60,8 +61,9 @@ def test_copied_values_are_unresolved_again() -> None:
     """A task config contains the variable again if the connector only copied the value."""
     raw = {"password": "${env:PASS}", "topic": "t"}
     made = {"password": "s3cret", "topic": "t", "copy": "s3cret"}
-    assert transformer().unresolve(made, raw) == {"password": "${env:PASS}", "topic": "t", "copy": "s3cret"}
-    assert transformer().unresolve({"password": "changed"}, raw) == {"password": "changed"}
+    resolved = transformer().resolve(raw)
+    assert unresolved(made, raw, resolved) == {"password": "${env:PASS}", "topic": "t", "copy": "s3cret"}
+    assert unresolved({"password": "changed"}, raw, resolved) == {"password": "changed"}
 
 
 def test_files_outside_of_the_allowed_paths_are_errors(tmp_path: Path) -> None:

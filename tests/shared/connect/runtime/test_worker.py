@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import structlog
@@ -22,6 +23,17 @@ async def test_task_configs_keep_their_variables() -> None:
         assert await run.worker.start_connector("s", SINK, TargetState.STARTED, run.listener) is State.RUNNING
         configs = await run.worker.connector_task_configs("s", SINK)
         assert configs == [{**SINK, "task.class": "org.apache.kafka.connect.file.FileStreamSinkTask"}] * 2
+
+
+async def test_task_configs_keep_a_variable_whose_value_has_changed(tmp_path: Path) -> None:
+    """Task configs have the variable, not the old secret, if its file has changed since the connector started."""
+    config = {**SINK, "file": f"${{dir:{tmp_path}:path}}"}
+    (tmp_path / "path").write_text("old")
+    async with running(config_providers="dir") as run:
+        await run.worker.start_connector("s", config, TargetState.STARTED, run.listener)
+        (tmp_path / "path").write_text("new")
+        configs = await run.worker.connector_task_configs("s", config)
+        assert [task["file"] for task in configs] == [config["file"]] * 2
 
 
 async def test_more_tasks_than_tasks_max_are_an_error() -> None:
