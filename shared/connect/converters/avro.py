@@ -84,13 +84,13 @@ class AvroConverter(Converter):
         id, latest = self._registry.to_write(topic, known.text, schema.name)
         if latest is not None:
             known = self._avro_schema_by_id(id, latest)
+        known.schema.validate(value)  # fastavro would change some values: 1.5 as an int to 1
         buffer = io.BytesIO()
         try:
             self._fastavro.schemaless_writer(buffer, known.avro, known.from_value(value) if known.from_value else value)
         except DataError:
             raise
         except Exception as e:  # fastavro raises many kinds
-            schema.validate(value)
             raise DataError(f"Failed to serialize Avro data from topic {topic}: {type(e).__name__}: {e}") from e
         return framed(id, buffer.getvalue())
 

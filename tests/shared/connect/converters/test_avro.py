@@ -161,6 +161,27 @@ async def test_a_plain_scalar_needs_no_schema() -> None:
             made.from_connect_data("t", None, {"a": 1})
 
 
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [(INT32, 1.5), (INT32, True), (INT8, 300), (INT32, 1 << 40), (BOOLEAN, "false"), (ADDRESS, {"street": "A", "x": 1})],
+)
+async def test_values_must_be_of_their_schema(schema: Schema, value: Any) -> None:
+    """A value that does not match its schema is a DataError, although fastavro would write another value."""
+    async with schema_registry() as registry:
+        made = converter(registry)
+        with pytest.raises(DataError, match="type|no field"):
+            await fetching(lambda: made.from_connect_data("t", schema, value))
+
+
+async def test_values_must_be_of_the_latest_schema() -> None:
+    """With `use.latest.version` a value that the registered schema cannot hold is a DataError."""
+    async with schema_registry() as registry:
+        registry.add("t-value", "int")
+        made = converter(registry, auto_register_schemas="false", use_latest_version="true")
+        with pytest.raises(DataError, match="type INT32"):
+            await fetching(lambda: made.from_connect_data("t", INT64, 1 << 40))
+
+
 async def test_unions_enums_and_fixed() -> None:
     """A union is a struct with one field set, an enum is a string, a fixed is bytes, and all
     are written back unchanged.
