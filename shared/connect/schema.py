@@ -135,7 +135,8 @@ class Schema:
                 raise DataError(f"{where}: null, and not optional")
             return
         if self.name in LOGICAL:
-            if not isinstance(value, LOGICAL[self.name][1]):
+            # A datetime is a `date` in Python, but as a Date it would lose its time of day.
+            if not isinstance(value, LOGICAL[self.name][1]) or (self.name == DATE and isinstance(value, dt.datetime)):
                 raise DataError(f"{where}: {value!r} is not a {self.name.rpartition('.')[2]}")
         elif self.type is SchemaType.STRUCT:
             self._validate_struct(value, where)

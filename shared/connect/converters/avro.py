@@ -1,8 +1,8 @@
 """AvroConverter: values in Avro, with their schemas in a schema registry.
 
 fastavro reads and writes the values. Connect has the same values, except for unions, for maps that are arrays in Avro
-(`avro_schemas`), and for a written null that stands for a default. A schema with one of these gets a conversion
-function when it is first used. Values of other schemas need no conversion.
+(`avro_schemas`), for written timestamps, and for a written null that stands for a default. A schema with one of these
+gets a conversion function when it is first used. Values of other schemas need no conversion.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.shared.connect.converters.schema_registry_serde import (
     registry_config,
     unframed,
 )
-from penstock.shared.connect.schema import Schema, SchemaType, infer_schema
+from penstock.shared.connect.schema import TIMESTAMP, Schema, SchemaType, infer_schema, timestamp_to_ms
 
 KIND = "AVRO"
 Change = Callable[[Any], Any]
@@ -204,15 +204,22 @@ def change_to_avro(schema: Schema) -> Change | None:
     if schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT:
         return lambda value: _union_value_to_branch(schema, value)
     if _is_map_as_entries(schema):
+        key_change = change_to_avro(schema.key_schema) if schema.key_schema is not None else None
         inner = change_to_avro(schema.value_schema) if schema.value_schema is not None else None
         return lambda value: value if value is None else [
-            {"key": key, "value": inner(item) if inner else item} for key, item in value.items()
+            {"key": key_change(key) if key_change else key, "value": inner(item) if inner else item}
+            for key, item in value.items()
         ]  # fmt: skip
-    change = _convert_nested_values(schema, change_to_avro)
+    # fastavro would write a datetime without a time zone as local time.
+    change = _timestamp_to_avro if schema.name == TIMESTAMP else _convert_nested_values(schema, change_to_avro)
     if schema.has_default and not schema.optional:
         default = schema.default
         return lambda value: (change or _avro_value_unchanged)(default if value is None else value)
     return change
+
+
+def _timestamp_to_avro(value: Any) -> Any:
+    return value if value is None else timestamp_to_ms(value)
 
 
 def _avro_value_unchanged(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import time
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -138,6 +139,31 @@ async def test_fastavro_reads_what_is_written() -> None:
         assert fastavro.schemaless_reader(io.BytesIO(data[5:]), parsed, None) == {"n": 3, "s": None}
 
 
+async def test_a_time_without_a_zone_is_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A datetime without a time zone is written as UTC in every time zone of the machine, and rounded down to ms."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        schema = Schema.array(timestamp_schema(optional=True))
+        given = [dt.datetime(2024, 1, 1, 12), dt.datetime(1969, 12, 31, 23, 59, 59, 999_500, dt.UTC), None]
+        async with schema_registry() as registry:
+            made = converter(registry)
+            data = await fetching(lambda: made.from_connect_data("t", schema, given))
+            _, found = await fetching(lambda: made.to_connect_data("t", data))
+        assert found == [given[0].replace(tzinfo=dt.UTC), given[1].replace(microsecond=999_000), None]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+async def test_a_date_has_no_time_of_day() -> None:
+    """A datetime where the schema is a Date is a DataError: its time of day would be lost."""
+    async with schema_registry() as registry:
+        made = converter(registry)
+        with pytest.raises(DataError, match="is not a Date"):
+            await fetching(lambda: made.from_connect_data("t", date_schema(), dt.datetime(2024, 1, 1, 12)))
+
+
 async def test_null_is_null() -> None:
     """A tombstone stays null with and without a schema; a missing field with a default is written as the default."""
     async with schema_registry() as registry:
@@ -163,13 +189,20 @@ async def test_a_plain_scalar_needs_no_schema() -> None:
 
 @pytest.mark.parametrize(
     ("schema", "value"),
-    [(INT32, 1.5), (INT32, True), (INT8, 300), (INT32, 1 << 40), (BOOLEAN, "false"), (ADDRESS, {"street": "A", "x": 1})],
+    [
+        (INT32, 1.5),
+        (INT32, True),
+        (INT8, 300),
+        (INT32, 1 << 40),
+        (BOOLEAN, "false"),
+        (ADDRESS, {"street": "A", "x": 1}),
+    ],
 )
 async def test_values_must_be_of_their_schema(schema: Schema, value: Any) -> None:
     """A value that does not match its schema is a DataError, although fastavro would write another value."""
     async with schema_registry() as registry:
         made = converter(registry)
-        with pytest.raises(DataError, match="type|no field"):
+        with pytest.raises(DataError, match=r"type|no field"):
             await fetching(lambda: made.from_connect_data("t", schema, value))
 
 
