@@ -19,7 +19,14 @@ from penstock.shared.common.extras import missing
 from penstock.shared.common.records import Headers
 from penstock.shared.connect.config_def import ConfigDef
 from penstock.shared.connect.converter import Converted, Converter
-from penstock.shared.connect.converters.avro_schemas import AVRO_UNION, from_avro, to_avro, without_other_logical_types
+from penstock.shared.connect.converters.avro_schemas import (
+    AVRO_ENUM,
+    AVRO_UNION,
+    OF_CONNECT,
+    from_avro,
+    to_avro,
+    without_other_logical_types,
+)
 from penstock.shared.connect.converters.json import map_of_entries
 from penstock.shared.connect.converters.schema_registry_client import RegistrySchema
 from penstock.shared.connect.converters.schema_registry_serde import (
@@ -30,7 +37,7 @@ from penstock.shared.connect.converters.schema_registry_serde import (
     registry_config,
     unframed,
 )
-from penstock.shared.connect.schema import TIMESTAMP, Schema, SchemaType, infer_schema, timestamp_to_ms
+from penstock.shared.connect.schema import FLOATS, TIMESTAMP, Field, Schema, SchemaType, infer_schema, timestamp_to_ms
 
 KIND = "AVRO"
 Change = Callable[[Any], Any]
@@ -190,7 +197,8 @@ def _is_map_as_entries(schema: Schema) -> bool:
 def change_from_avro(schema: Schema) -> Change | None:
     """The conversion from fastavro's value to Connect's; None if they are the same."""
     if schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT:
-        return lambda value: _struct_of_union_branch(schema, value)
+        branches = sorted(schema.fields, key=lambda field: _is_general_branch(field.schema))
+        return lambda value: _struct_of_union_branch(branches, value)
     if _is_map_as_entries(schema):
         inner = change_from_avro(schema.value_schema) if schema.value_schema is not None else None
         return lambda value: value if value is None else map_of_entries(
@@ -226,23 +234,51 @@ def _avro_value_unchanged(value: Any) -> Any:
     return value
 
 
-def _struct_of_union_branch(union: Schema, value: Any) -> Any:
+def _struct_of_union_branch(branches: Sequence[Field], value: Any) -> Any:
     """A union's value as a struct in which only its branch is set."""
     if value is None:
         return None
     if isinstance(value, tuple):  # a record with its name
         name = value[0].rpartition(".")[2]
         value = value[1]
-        found = union.field(name)
+        found = next((field for field in branches if field.name == name), None)
     else:
-        found = next((field for field in union.fields if _matches_schema(field.schema, value)), None)
+        found = next((field for field in branches if _is_of_branch(field.schema, value)), None)
     if found is None:
         raise DataError(f"a union's value {value!r:.100} is of none of its types")
     change = change_from_avro(found.schema)
-    return {field.name: None for field in union.fields} | {found.name: change(value) if change else value}
+    return {field.name: None for field in branches} | {found.name: change(value) if change else value}
+
+
+def _is_general_branch(schema: Schema) -> bool:
+    """Whether fastavro's values of another branch may be of this one, too: a map, float or string, of a record, double
+    or enum."""
+    is_plain_string = schema.type is SchemaType.STRING and schema.parameter(AVRO_ENUM) is None
+    return is_plain_string or schema.type in (SchemaType.MAP, SchemaType.FLOAT32)
+
+
+def _is_of_branch(schema: Schema, value: Any) -> bool:
+    """Whether fastavro's value is of a union's branch. A union has only one array and one map, so their items do not
+    matter."""
+    if schema.type is SchemaType.STRUCT:
+        return isinstance(value, dict) and value.keys() == {field.name for field in schema.fields}
+    if schema.type is SchemaType.ARRAY or _is_map_as_entries(schema):
+        return isinstance(value, list)
+    if schema.type is SchemaType.MAP:
+        return isinstance(value, dict)
+    if schema.type in FLOATS:
+        return isinstance(value, float)
+    if schema.parameter(AVRO_ENUM) is not None:
+        return schema.parameter(f"{AVRO_ENUM}.{value}") is not None
+    try:
+        schema.validate(value)
+    except DataError:
+        return False
+    return True
 
 
 def _union_value_to_branch(union: Schema, value: Any) -> Any:
+    """A union's value with the name of its branch, by which fastavro finds the branch."""
     if value is None:
         return None
     set_fields = [field for field in union.fields if value.get(field.name) is not None]
@@ -252,12 +288,16 @@ def _union_value_to_branch(union: Schema, value: Any) -> Any:
     change = change_to_avro(field.schema)
     inner = value[field.name]
     inner = change(inner) if change else inner
-    return (field.schema.name, inner) if field.schema.type is SchemaType.STRUCT and field.schema.name else inner
+    name = _avro_name_of_branch(field)
+    return inner if name is None else (name, inner)
 
 
-def _matches_schema(schema: Schema, value: Any) -> bool:
-    try:
-        schema.validate(value)
-    except DataError:
-        return False
-    return True
+def _avro_name_of_branch(branch: Field) -> str | None:
+    schema = branch.schema
+    if schema.type is SchemaType.STRUCT:
+        return schema.name
+    if schema.type is SchemaType.BYTES:  # or a fixed, whose full name a Connect schema lacks
+        return "bytes" if branch.name == "bytes" else None
+    if _is_map_as_entries(schema):
+        return "array"
+    return schema.parameter(AVRO_ENUM) or OF_CONNECT.get(schema.type, schema.type.value)

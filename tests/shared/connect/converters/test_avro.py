@@ -250,6 +250,50 @@ async def test_unions_enums_and_fixed() -> None:
             assert again == data
 
 
+ENUM = {"type": "enum", "name": "E", "symbols": ["RED"]}
+DAY = {"type": "int", "logicalType": "date"}
+MOMENT = {"type": "long", "logicalType": "timestamp-millis"}
+
+
+def record_of(**fields: Any) -> dict[str, Any]:
+    """The Avro schema of a record A."""
+    return {"type": "record", "name": "A", "fields": [{"name": name, "type": of} for name, of in fields.items()]}
+
+
+@pytest.mark.parametrize(
+    ("branches", "branch", "value"),
+    [
+        (
+            ["null", "string", {"type": "array", "items": ["string", "double"]}],
+            "array",
+            [{"string": "a", "double": None}],
+        ),
+        (["null", "string", {"type": "map", "values": ["string", "long"]}], "map", {"a": {"string": None, "long": 1}}),
+        (["string", record_of(u=["int", "string"])], "A", {"u": {"int": 1, "string": None}}),
+        (["double", "long"], "long", 2**53 + 1),
+        (["null", "double", "long"], "long", 5),
+        (["float", "double"], "double", 1.1),
+        (["boolean", "int"], "int", 1),
+        ([DAY, MOMENT], "long", dt.datetime(2024, 1, 1, 12, tzinfo=dt.UTC)),
+        ([DAY, MOMENT], "int", dt.date(2024, 1, 1)),
+        (["string", ENUM], "E", "RED"),
+        (["string", ENUM], "string", "blue"),
+        ([ENUM, "string"], "string", "blue"),
+        ([{"type": "map", "values": "string"}, record_of(x="string")], "A", {"x": "a"}),
+        ([{"type": "map", "values": "string"}, record_of(x="string")], "map", {"y": "a"}),
+    ],
+)
+async def test_a_unions_value_keeps_its_branch(branches: list[Any], branch: str, value: Any) -> None:
+    """A union's value is written as the branch that is set, and read back as the same branch."""
+    async with schema_registry() as registry:
+        registry.add("t-value", branches)
+        made = converter(registry, auto_register_schemas="false", use_latest_version="true")
+        schema = from_avro(branches)
+        given = {field.name: value if field.name == branch else None for field in schema.fields}
+        data = await fetching(lambda: made.from_connect_data("t", schema, given))
+        assert await fetching(lambda: made.to_connect_data("t", data)) == (schema, given)
+
+
 async def test_a_repeated_enum_becomes_its_name() -> None:
     """Avro defines an enum once. Two enums with one name and other symbols cannot be written."""
     color = {"type": "enum", "name": "Color", "namespace": "a", "symbols": ["RED", "BLUE"]}
