@@ -8,7 +8,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -27,11 +29,12 @@ from penstock.shared.connect.schema import (
     STRING,
     Schema,
     date_schema,
+    decimal_schema,
     time_schema,
     timestamp_schema,
 )
 
-NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
+NUMBER = re.compile(r"[+-]?[0-9]+")
 DECIMAL = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.?[0-9]+)([eE][+-]?[0-9]{1,3})?")
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 DAY = re.compile(r"\d{4}-\d\d-\d\d")
@@ -40,7 +43,11 @@ INTEGERS = ((8, INT8), (16, INT16), (32, INT32), (64, INT64))
 
 
 class SimpleHeaderConverter(HeaderConverter):
-    """Text without its schema, which a reader infers. A whole number is read as the smallest integer type that fits."""
+    """Text without its schema, which a reader infers.
+
+    A whole number is read as the smallest integer type that fits. If no integer or float type fits, a number is read as
+    a Decimal.
+    """
 
     kafka_class = "org.apache.kafka.connect.storage.SimpleHeaderConverter"
 
@@ -84,12 +91,16 @@ def parsed_text(text: str) -> Converted:
     if text == "null":
         return None, None
     if NUMBER.fullmatch(text):
-        number = int(text)
+        whole = Decimal(text)
         for bits, schema in INTEGERS:
-            if -(1 << bits - 1) <= number < 1 << bits - 1:
-                return schema, number
+            if -(1 << bits - 1) <= whole < 1 << bits - 1:
+                return schema, int(whole)
+        return decimal_schema(0), whole
     if DECIMAL.fullmatch(text):
-        return FLOAT64, float(text)
+        number = float(text)
+        if math.isinf(number):
+            return decimal_schema(-int(Decimal(text).as_tuple().exponent)), Decimal(text)
+        return FLOAT64, number
     try:
         if TIMESTAMP.fullmatch(text):
             return timestamp_schema(), dt.datetime.fromisoformat(text)

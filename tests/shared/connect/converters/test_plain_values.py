@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from penstock.shared.connect.converters.plain import (
     StringConverter,
 )
 from penstock.shared.connect.converters.simple_header import SimpleHeaderConverter
-from penstock.shared.connect.schema import BOOLEAN, FLOAT64, INT8, INT16, INT64, STRING
+from penstock.shared.connect.schema import BOOLEAN, FLOAT64, INT8, INT16, INT64, STRING, decimal_schema
 
 AT = dt.datetime(2024, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC)
 
@@ -98,6 +99,24 @@ def test_headers_round_trip_as_text(value: Any) -> None:
     """Values are written as text and read back as the same value."""
     converter = SimpleHeaderConverter()
     assert converter.to_connect_header("t", "h", converter.from_connect_header("t", "h", None, value))[1] == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "scale"),
+    [
+        ("13088165645273925489", Decimal(13088165645273925489), 0),
+        ("9" * 25, Decimal("9" * 25), 0),
+        ("-9223372036854775809", Decimal(-9223372036854775809), 0),
+        ("9e999", Decimal("9e999"), -999),
+    ],
+)
+def test_numbers_beyond_the_other_types_are_decimals(text: str, value: Decimal, scale: int) -> None:
+    """A header's number that no integer or float holds is read as a Decimal, and written with all its digits."""
+    converter = SimpleHeaderConverter()
+    schema, found = converter.to_connect_header("t", "h", text.encode())
+    assert (schema, found) == (decimal_schema(scale), value)
+    written = converter.from_connect_header("t", "h", schema, found)
+    assert converter.to_connect_header("t", "h", written) == (schema, found)
 
 
 def test_types_of_headers_are_inferred() -> None:
