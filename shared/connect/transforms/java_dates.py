@@ -139,7 +139,7 @@ class DatePattern:
         if letter == "a":
             return f"({name}am|pm)"
         if letter in ZONES:
-            return f"({name}Z|UTC|GMT|[+-]\\d\\d(?::?\\d\\d)?)"
+            return f"({name}GMT[+-]\\d?\\d:\\d\\d|GMT(?![+-])|Z|UTC|[+-]\\d\\d(?::?\\d\\d)?)"
         return f"({name}\\d{{{count}}})" if follows else f"({name}-?\\d+)"
 
 
@@ -174,8 +174,10 @@ def _time_of_numbers(found: Mapping[str, int]) -> dt.datetime:
 
 
 def _parse_utc_offset(text: str) -> dt.timedelta:
-    if text.upper() in ("Z", "UTC", "GMT"):
+    offset = text.upper().removeprefix("GMT")
+    if offset in ("", "Z", "UTC"):
         return dt.timedelta(0)
-    digits = text[1:].replace(":", "")
-    minutes = int(digits[:2]) * 60 + int(digits[2:] or 0)
-    return dt.timedelta(minutes=-minutes if text[0] == "-" else minutes)
+    digits = offset[1:].replace(":", "")
+    hours, minutes = (digits[:-2], digits[-2:]) if len(digits) > 2 else (digits, 0)
+    from_utc = dt.timedelta(hours=int(hours), minutes=int(minutes))
+    return -from_utc if offset[0] == "-" else from_utc

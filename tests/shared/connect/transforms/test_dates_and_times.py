@@ -57,6 +57,9 @@ def test_times_are_written_as_java_writes_them(pattern: str, text: str) -> None:
         ("DDD yyyy-MM-dd", "060 2024-05-07", "2024-05-07T00:00:00+00:00"),  # the last day counts
         ("yyyy-MM-dd DDD", "2024-05-07 060", "2024-02-29T00:00:00+00:00"),
         ("yyyy-DDD dd", "2024-060 07", "2024-01-07T00:00:00+00:00"),
+        ("yyyy-MM-dd HH z", "2024-02-09 12 GMT-08:00", "2024-02-09T20:00:00+00:00"),
+        ("yyyy-MM-dd HH Z", "2024-02-09 12 GMT+1:30", "2024-02-09T10:30:00+00:00"),
+        ("yyyy-MM-dd HH z", "2024-02-09 12 GMT and more", "2024-02-09T12:00:00+00:00"),
     ],
 )
 def test_times_are_read_as_java_reads_them(pattern: str, text: str, iso: str) -> None:
@@ -87,6 +90,8 @@ def test_text_that_does_not_match_is_an_error() -> None:
     """Text that does not match is a DataError with the pattern, and an invalid pattern is a ConfigError."""
     with pytest.raises(DataError, match=r"\(x\).*\(yyyy\)"):
         DatePattern("yyyy").parse("x", NOW_MS)
+    with pytest.raises(DataError, match=r"GMT\+0100"):
+        DatePattern("HH:mm z").parse("12:00 GMT+0100", NOW_MS)
     for pattern in ("b", "'open"):
         with pytest.raises(ConfigError):
             DatePattern(pattern)
