@@ -130,17 +130,18 @@ class DatePattern:
         letter, count, text = self._tokens[index]
         if not letter:
             return re.escape(text)
-        follows = index + 1 < len(self._tokens) and self._tokens[index + 1][0] in (*_NUMBERS, "y", "Y")
-        name = f"?P<g{index}>"
+        following, following_count, _ = self._tokens[index + 1] if index + 1 < len(self._tokens) else ("", 0, "")
+        digits_follow = following in (*_NUMBERS, "y", "Y") and (following != "M" or following_count < 3)
+        group = f"[ \\t]*(?P<g{index}>"  # as in Java, blanks before a field are skipped
         if letter == "M" and count >= 3:
-            return f"({name}{'|'.join(f'{month}|{month[:3]}' for month in MONTHS)})"
+            return f"{group}{'|'.join(f'{month}|{month[:3]}' for month in MONTHS)})"
         if letter == "E":
-            return f"({name}{'|'.join(f'{day}|{day[:3]}' for day in DAYS)})"
+            return f"{group}{'|'.join(f'{day}|{day[:3]}' for day in DAYS)})"
         if letter == "a":
-            return f"({name}am|pm)"
+            return f"{group}am|pm)"
         if letter in ZONES:
-            return f"({name}GMT[+-]\\d?\\d:\\d\\d|GMT(?![+-])|Z|UTC|[+-]\\d\\d(?::?\\d\\d)?)"
-        return f"({name}\\d{{{count}}})" if follows else f"({name}-?\\d+)"
+            return f"{group}GMT[+-]\\d?\\d:\\d\\d|GMT(?![+-])|Z|UTC|[+-]\\d\\d(?::?\\d\\d)?)"
+        return f"{group}\\d{{{count}}})" if digits_follow else f"{group}-?\\d+)"
 
 
 def _format_date_letter(letter: str, count: int, at: dt.datetime) -> str:

@@ -57,6 +57,11 @@ def test_times_are_written_as_java_writes_them(pattern: str, text: str) -> None:
         ("DDD yyyy-MM-dd", "060 2024-05-07", "2024-05-07T00:00:00+00:00"),  # the last day counts
         ("yyyy-MM-dd DDD", "2024-05-07 060", "2024-02-29T00:00:00+00:00"),
         ("yyyy-DDD dd", "2024-060 07", "2024-01-07T00:00:00+00:00"),
+        ("MMM d HH:mm:ss yyyy", "Feb  1 10:00:00 2024", "2024-02-01T10:00:00+00:00"),
+        ("EEE MMM dd HH:mm z yyyy", "Thu Feb  1 10:00 \tUTC 2024", "2024-02-01T10:00:00+00:00"),
+        ("yyyy-MM-dd", " 2024-02-01", "2024-02-01T00:00:00+00:00"),
+        ("dMMMyyyy", "15Jan2024", "2024-01-15T00:00:00+00:00"),
+        ("ddMMMMyyyy", "1February2024", "2024-02-01T00:00:00+00:00"),
         ("yyyy-MM-dd HH z", "2024-02-09 12 GMT-08:00", "2024-02-09T20:00:00+00:00"),
         ("yyyy-MM-dd HH Z", "2024-02-09 12 GMT+1:30", "2024-02-09T10:30:00+00:00"),
         ("yyyy-MM-dd HH z", "2024-02-09 12 GMT and more", "2024-02-09T12:00:00+00:00"),
