@@ -74,6 +74,8 @@ class DatePattern:
     def parse(self, text: str, now_ms: int) -> dt.datetime:
         """Return the time at the start of a text. Raises DataError if the text does not match the pattern.
 
+        A zone must be Z, UTC, GMT or an offset such as +01:00 or GMT+01:00. Names such as CET do not match.
+
         If the pattern has `y` or `yy` and the text's year has two digits, the time is in the 100 years that begin 80
         years before `now_ms`, as in Java.
         """

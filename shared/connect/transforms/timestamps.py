@@ -64,7 +64,9 @@ class _TimestampConverter(OnPart):
             .define("target.type", Type.STRING, NO_DEFAULT, HIGH,
                     "Type to convert to: string, unix, Date, Time or Timestamp.",
                     one_of(*TARGETS))
-            .define("format", Type.STRING, "", MEDIUM, "Format of strings, as a pattern of Java's SimpleDateFormat.")
+            .define("format", Type.STRING, "", MEDIUM,
+                    "Format of strings, as a pattern of Java's SimpleDateFormat. A zone in a string must be Z, UTC, "
+                    "GMT or an offset, not a name such as CET.")
             .define("unix.precision", Type.STRING, "milliseconds", LOW, "Unit of Unix times.",
                     one_of(*NANOS_PER))
         )  # fmt: skip
