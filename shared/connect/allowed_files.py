@@ -25,6 +25,8 @@ from penstock.shared.connect.redaction import without_passwords
 FILES_ALLOWED = "connect.files.allowed"
 AMBIGUOUS_URL = "a URL must not have '..', '::', '#', a backslash or control characters"
 LOCAL_SCHEMES = ("file", "local")
+CONTAINER_SCHEMES = ("abfs", "abfss", "wasb", "wasbs", "az", "azure", "adl", "oci")
+"""Schemes in which the container may stand before `@`, as in `abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH`."""
 # The process's umask still applies, as for any other file.
 FILE_MODE = 0o666
 FOLDER_MODE = 0o777
@@ -187,11 +189,13 @@ def _url_is_below(url: str, allowed: str) -> bool:
 def _parts_to_compare(url: str) -> tuple[str, str]:
     """Return the parts of a URL that are compared with those of an allowed one: the scheme, and the host with the path.
 
-    Credentials, parameters and a trailing slash are removed.
+    Credentials, parameters and a trailing slash are removed. Text before `@` is not credentials in CONTAINER_SCHEMES.
     """
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("?")[0].partition("/")
-    return scheme.lower(), unquote(host.rpartition("@")[2] + slash + path).rstrip("/")
+    if scheme.lower() not in CONTAINER_SCHEMES:
+        host = host.rpartition("@")[2]
+    return scheme.lower(), unquote(host + slash + path).rstrip("/")
 
 
 def are_allowed_files(name: str, value: Any) -> None:

@@ -100,6 +100,18 @@ def test_urls_below_an_allowed_url_are_allowed() -> None:
     assert "s3cret" not in str(raised.value)
 
 
+@pytest.mark.parametrize("scheme", ["abfs", "abfss", "wasb", "wasbs", "az", "ABFSS", "oci"])
+def test_a_container_before_the_at_sign_is_compared(scheme: str) -> None:
+    """The name before `@` in a URL of Azure or Oracle is the container, not a user, so it must be the allowed one."""
+    account = "acct.dfs.core.windows.net"
+    whole, folder = f"{scheme}://lake@{account}", f"{scheme}://lake@{account}/connect"
+    for files in (AllowedFiles((whole,)), AllowedFiles((folder,))):
+        assert files.resolved("table.uri", f"{folder}/x") == f"{folder}/x"
+        for container in ("secrets@", "secrets:lake@", "lake@secrets@", ""):
+            with pytest.raises(ConfigError, match=r"table\.uri"):
+                files.resolved("table.uri", f"{scheme}://{container}{account}/connect/x")
+
+
 @pytest.mark.parametrize("entry", ["data", "./data", "file:///data", "s3://bucket/..", "simplecache::s3://bucket"])
 def test_an_invalid_entry_ends_the_start(entry: str) -> None:
     """A worker accepts only absolute folders and plain URLs as entries."""
