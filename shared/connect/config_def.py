@@ -98,7 +98,7 @@ def parse(name: str, kind: Type, value: Any, resolve: ClassResolver | None = Non
     """Return the value of a setting from its text, or from a value of its type. Raises ConfigError if it is invalid."""
     if value is None:
         return None
-    if isinstance(value, str) and kind is not Type.PASSWORD:
+    if isinstance(value, str):
         value = value.strip()
     if kind in INTEGER_LIMITS:
         return _parse_integer(name, kind, value)

@@ -138,6 +138,7 @@ def test_masking_hides_secrets_without_variables() -> None:
         == "no response of http://ann:[hidden]@api/x?api_key=[hidden]"
     )
     assert mask("pl41n of orders, k3y0") == "[hidden] of orders, [hidden]"
+    assert transformer().masking({"password": "pl41n\n"})("bad pl41n") == "bad [hidden]"
     assert mask(f"input_value={'-----BEGIN' + chr(10) + 'MII'!r}") == "input_value='[hidden]'"
 
 

@@ -41,6 +41,11 @@ def test_defaults_are_parsed() -> None:
     assert definition().parse({"topic": " t ", "size": "7"})["size"] == 7
 
 
+def test_a_password_is_trimmed() -> None:
+    """A password is trimmed as any other setting: a file with a secret often ends with a newline."""
+    assert definition().parse({"topic": "t", "secret": " s3cret\n"})["secret"].value == "s3cret"
+
+
 def test_an_internal_setting_is_parsed() -> None:
     """An internal setting is parsed and validated as any other, and is not in the documentation."""
     internal = definition().define("internal.size", Type.INT, 1, HIGH, "Size.", at_least(1), internal=True)
