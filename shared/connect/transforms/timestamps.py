@@ -95,10 +95,8 @@ class _TimestampConverter(OnPart):
             return self.new(record, self.updated(schema, self._schema_with_target_field), None)
         given = dict(require_struct(schema, value, "converting timestamp formats"))
         found = {field.name: self.field_value(field, given) for field in schema.fields}
-        field = schema.field(self._field)
-        if field is None:
-            raise DataError(f"Unknown field: {self._field}")
-        found[self._field] = self._convert_timestamp(found[self._field], field.schema)
+        if (field := schema.field(self._field)) is not None:
+            found[self._field] = self._convert_timestamp(found[self._field], field.schema)
         return self.new(record, self.updated(schema, self._schema_with_target_field), found)
 
     def _target_schema(self, schema: Schema) -> Schema:

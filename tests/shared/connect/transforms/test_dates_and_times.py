@@ -150,6 +150,13 @@ def test_one_field_is_converted() -> None:
     )
 
 
+def test_a_struct_without_the_field_is_unchanged() -> None:
+    """A struct without the field is passed on unchanged."""
+    schema = Schema.struct("S", Field("x", INT64))
+    found = applied(TimestampConverterValue, {"x": 1}, schema, field="t", target_type="Date")
+    assert (found.value_schema, found.value) == (schema, {"x": 1})
+
+
 def test_invalid_times_and_formats_are_errors() -> None:
     """Other types and unparsable text are DataErrors, and invalid formats are ConfigErrors."""
     for value, settings in ((1.5, FORMAT), ("soon", FORMAT), ("2024", {})):
