@@ -115,7 +115,7 @@ class _TimestampConverter(OnPart):
                 assert self._pattern is not None
                 return self._pattern.format(at)
             case "unix":
-                return timestamp_to_ms(at) * NANOS_PER_MS // self._nanos
+                return _divided_as_in_java(timestamp_to_ms(at) * NANOS_PER_MS, self._nanos)
             case "Date":
                 return at.date()
             case "Time":
@@ -137,10 +137,15 @@ class _TimestampConverter(OnPart):
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise DataError(f"TimestampConverter does not support {type(value).__name__} objects as timestamps")
         if isinstance(value, int):
-            return timestamp_from_ms(value * self._nanos // NANOS_PER_MS)
+            return timestamp_from_ms(_divided_as_in_java(value * self._nanos, NANOS_PER_MS))
         if self._pattern is None:
             raise DataError("TimestampConverter requires format option to be specified to read string timestamps")
         return self._pattern.parse(value, self.clock.now_ms())
+
+
+def _divided_as_in_java(number: int, divisor: int) -> int:
+    """Return the quotient, rounded towards zero."""
+    return -(-number // divisor) if number < 0 else number // divisor
 
 
 TimestampConverterKey, TimestampConverterValue = key_and_value(_TimestampConverter, "TimestampConverter")

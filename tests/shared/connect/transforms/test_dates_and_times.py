@@ -136,6 +136,14 @@ def test_unix_numbers_have_a_precision(precision: str, unix: int) -> None:
     assert read == (AT.replace(microsecond=0) if precision == "seconds" else AT)
 
 
+def test_unix_numbers_before_1970_are_rounded_towards_zero() -> None:
+    """A part of the unit is cut off, as in Java: also before 1970 the number moves towards zero."""
+    at = dt.datetime(1969, 12, 31, 23, 59, 58, 500_000, dt.UTC)
+    assert applied(TimestampConverterValue, at, target_type="unix", unix_precision="seconds").value == -1
+    read = applied(TimestampConverterValue, -1500, target_type="Timestamp", unix_precision="microseconds").value
+    assert read == dt.datetime(1969, 12, 31, 23, 59, 59, 999_000, dt.UTC)
+
+
 def test_one_field_is_converted() -> None:
     """One field and its schema are converted, and the others are unchanged."""
     assert applied(TimestampConverterValue, {"t": 0, "x": 1}, field="t", target_type="Date").value == {
