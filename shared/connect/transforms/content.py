@@ -18,6 +18,7 @@ from penstock.shared.connect.schema import (
     STRING,
     Field,
     Schema,
+    SchemaType,
     timestamp_from_ms,
     timestamp_schema,
 )
@@ -165,6 +166,9 @@ class _SetSchemaMetadata(OnPart):
             if value is None:
                 return record
             raise DataError("Schema required for [updating schema metadata]")
+        if value is not None and schema.type is SchemaType.STRUCT:
+            given = require_struct(schema, value, "updating schema metadata")
+            value = {field.name: self.field_value(field, given) for field in schema.fields}
         return self.new(record, self.updated(schema, self._rename_schema), value)
 
     def _rename_schema(self, schema: Schema) -> Schema:

@@ -207,11 +207,19 @@ def test_fields_are_masked_by_a_replacement() -> None:
 
 
 def test_a_schema_is_renamed() -> None:
-    """Name and version of a schema are set; a record without a schema is a DataError."""
+    """Name and version of a schema are set, and null becomes a field's default. A record without a schema is a
+    DataError.
+    """
     found = applied(SetSchemaMetadataValue, {"a": "x"}, SCHEMA, schema_name="N", schema_version="3")
     assert found.value_schema is not None
     assert (found.value_schema.name, found.value_schema.version) == ("N", 3)
     assert applied(SetSchemaMetadataValue, None, schema_name="N").value is None
+    defaulted = Schema.struct("S", Field("a", DEFAULTED))
+    assert applied(SetSchemaMetadataValue, {"a": None}, defaulted, schema_name="N").value == {"a": 42}
+    kept = {"schema_name": "N", "replace_null_with_default": "false"}
+    assert applied(SetSchemaMetadataValue, {"a": None}, defaulted, **kept).value == {"a": None}
+    assert applied(SetSchemaMetadataValue, None, defaulted.as_optional(), schema_name="N").value is None
+    assert applied(SetSchemaMetadataValue, 5, INT32, schema_name="N").value == 5
     with pytest.raises(DataError, match="Schema required"):
         applied(SetSchemaMetadataValue, {"a": "x"}, schema_name="N")
     with pytest.raises(ConfigError, match="Neither"):
