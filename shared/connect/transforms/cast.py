@@ -2,8 +2,9 @@
 
 Numbers become narrower as in Java. Integers wrap around. Decimals are truncated and wrap around. Floats are truncated
 and limited to the range of int64 for int64, else of int32, and then wrap around. A number is true if its int64 is not
-0. A text must be a number in the range of the type. As a boolean, only the text `true` is true, in upper or lower case.
-Bytes become base64 text. Dates and times become their underlying number, or ISO text.
+0. A text must be a number, for an integer in the range of the type. A number beyond the range of float32 becomes
+infinite. As a boolean, only the text `true` is true, in upper or lower case. Bytes become base64 text. Dates and times
+become their underlying number, or ISO text.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import base64
 import datetime as dt
 import math
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -83,7 +85,7 @@ def cast(value: Any, target: SchemaType) -> Any:
             if isinstance(number, str):
                 return number.lower() == "true"
             return _as_integer(number, INTEGER_BITS[SchemaType.INT64]) != 0
-        return float(number)
+        return _as_float32(float(number)) if target is SchemaType.FLOAT32 else float(number)
     except (ValueError, OverflowError):
         raise DataError(f"Value ({value}) was out of range for requested data type") from None
 
@@ -120,6 +122,15 @@ def _as_integer(number: int | float | Decimal | str, bits: int) -> int:
         if isinstance(exponent, int) and exponent >= INTEGER_BITS[SchemaType.INT64]:
             return 0
     return (int(number) + half) % (2 * half) - half
+
+
+def _as_float32(number: float) -> float:
+    """Return the nearest float32: infinity beyond the range of float32."""
+    try:
+        (nearest,) = struct.unpack("<f", struct.pack("<f", number))
+    except OverflowError:
+        return math.copysign(math.inf, number)
+    return float(nearest)
 
 
 def _as_string(value: Any) -> str:

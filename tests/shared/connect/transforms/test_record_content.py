@@ -6,6 +6,7 @@ They work with and without schemas.
 from __future__ import annotations
 
 import datetime as dt
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -240,6 +241,10 @@ def test_a_schema_is_renamed() -> None:
         ("12", "int16", 12),
         ("1.5", "float64", 1.5),
         (7, "float32", 7.0),
+        (0.123456789, "float32", 0.12345679104328156),
+        (-1e300, "float32", -math.inf),
+        ("1e39", "float32", math.inf),
+        (math.inf, "float32", math.inf),
         (0, "boolean", False),
         (2.5, "boolean", True),
         (0.5, "boolean", False),
