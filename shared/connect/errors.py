@@ -11,7 +11,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Awaitable, Callable
 
-from penstock.shared.common.errors import ConfigError, PenstockError
+from penstock.shared.common.errors import ConfigError, PenstockError, error_text
 from penstock.shared.common.public_names import publish
 
 
@@ -76,7 +76,7 @@ def summary_of(error: BaseException) -> str:
     "KeyError: 'k'"
     """
     kind = error.kind if isinstance(error, FailedThere) else type(error).__name__
-    return encodable(f"{kind}: {error}")
+    return encodable(f"{kind}: {error_text(error)}")
 
 
 def trace_of(error: BaseException) -> str:

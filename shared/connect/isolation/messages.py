@@ -32,7 +32,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.common.errors import ConfigError, DataError, error_text
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.errors import (
     ConfigErrorThere,
@@ -78,7 +78,12 @@ KINDS: dict[str, tuple[type[Exception], type[FailedThere]]] = {
 def error_message(error: Exception) -> Message:
     """Return an error as a message."""
     kind = next(name for name, (here, _) in KINDS.items() if isinstance(error, here))
-    return {"error": encodable(str(error)), "kind": kind, "class": type(error).__name__, "trace": trace_of(error)}
+    return {
+        "error": encodable(error_text(error)),
+        "kind": kind,
+        "class": type(error).__name__,
+        "trace": trace_of(error),
+    }
 
 
 def error_of(message: Message) -> FailedThere:

@@ -250,7 +250,7 @@ class Worker:
             task = self._make_task(spec, listener)
         except Exception as e:  # also an error of the connector's constructor
             mask = self.transformer.masking({**spec.connector_config, **spec.task_config})
-            log.error("task cannot be created", task=str(spec.id), error=mask(str(e)))
+            log.error("task cannot be created", task=str(spec.id), error=mask(summary_of(e)))
             listener.on_event(spec.id, Event.FAILURE, mask(trace_of(e)))
             return False
         self._tasks[spec.id] = task

@@ -63,6 +63,13 @@ class StatusRecorder:
         self.topics.add(topic)
 
 
+class Mute(Exception):
+    """An error whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
 class PassesSettings:
     """A connector without settings of its own, whose tasks get its config."""
 

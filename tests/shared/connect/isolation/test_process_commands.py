@@ -23,7 +23,7 @@ from penstock.shared.connect.isolation.child import Commands, WorkerLink
 from penstock.shared.connect.isolation.messages import Message, error_message, error_of, pack, unpack
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.runtime.worker_task import TaskSpec
-from tests.shared.connect.harness import RecordingSink, RecordingSinkTask, Running, running
+from tests.shared.connect.harness import Mute, RecordingSink, RecordingSinkTask, Running, running
 from tests.shared.connect.isolation.blocking import AwkwardSource
 
 JSON = st.recursive(
@@ -221,6 +221,7 @@ def test_invalid_messages_are_errors() -> None:
         (KafkaTimeout("slow"), FailedThere),
         (KeyError("k"), FailedThere),
         (ValueError("caf\udce9"), FailedThere),
+        (Mute(), FailedThere),
     ],
 )
 def test_errors_round_trip(error: Exception, base: type[Exception]) -> None:

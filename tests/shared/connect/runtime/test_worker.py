@@ -12,7 +12,7 @@ from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnect
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec
-from tests.shared.connect.harness import RecordingSource, RecordingSourceTask, running
+from tests.shared.connect.harness import Mute, RecordingSource, RecordingSourceTask, running
 
 SINK = {"name": "s", "connector.class": "FileStreamSink", "topics": "t", "file": "${env:HOME}/out", "tasks.max": "2"}
 
@@ -66,6 +66,31 @@ async def test_connectors_follow_their_target() -> None:
         assert await run.worker.start_connector("x", missing, TargetState.STARTED, run.listener) is State.FAILED
         assert run.listener.of("x") == ["failure"]
         assert run.worker.connector_names() == frozenset()
+
+
+async def test_a_task_fails_with_an_error_without_text() -> None:
+    """A task fails, and is shown as FAILED, also if the text of its error cannot be had."""
+    async with running() as run:
+        id = await run.run(RecordingSource)
+        await run.until(lambda: RecordingSourceTask.made and RecordingSourceTask.made[0].calls)
+        RecordingSourceTask.made[0].batches.put_nowait(Mute())
+        await run.until(lambda: run.worker.state(id) is State.FAILED)
+        assert run.listener.of(id) == ["startup", "failure"]
+        assert "Mute" in run.listener.traces[0]
+
+
+async def test_a_task_cannot_be_made_with_an_error_without_text() -> None:
+    """The failure of a task that cannot be made is reported, also if the text of its error cannot be had."""
+
+    def fail(_task: RecordingSourceTask) -> None:
+        raise Mute
+
+    RecordingSourceTask.prepare = staticmethod(fail)
+    try:
+        async with running() as run:
+            assert run.listener.of(await run.run(RecordingSource)) == ["failure"]
+    finally:
+        RecordingSourceTask.prepare = staticmethod(lambda _task: None)
 
 
 async def test_a_failed_task_is_restarted() -> None:
