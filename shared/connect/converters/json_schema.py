@@ -195,7 +195,8 @@ def _has_text_keys(schema: Schema) -> bool:
 
 
 def from_json_schema(json: Any, references: Mapping[str, Any] | None = None) -> Schema | None:
-    """Return a JSON Schema as a Connect schema. Returns None for an empty JSON Schema, whose values have no schema.
+    """Return a JSON Schema as a Connect schema. Returns None for an empty JSON Schema, and for an object of any
+    content: their values have no schema.
 
     Raises DataError if Connect cannot represent it, such as recursion, or a union of several types besides null.
     """
@@ -226,6 +227,8 @@ class _JsonSchemaReader:
             if word in json:
                 return self._connect_one_of(json, word, depth)
         kind = json.get("type")
+        if kind == "object" and _has_any_content(json):
+            return None
         if isinstance(kind, list):
             rest = [{**json, "type": one} for one in kind if one != "null"]
             return self._connect_single_branch(rest, optional="null" in kind, depth=depth)
@@ -260,7 +263,10 @@ class _JsonSchemaReader:
         for name, one in sorted(properties.items(), key=lambda item: _property_index(item[1])):
             found = self.whole(one, depth + 1)
             if found is None:
-                raise DataError(f"a JSON Schema has no schema for its property {name!r}")
+                raise DataError(
+                    f"a JSON Schema has no schema for its property {name!r}: declare its type, and for an object "
+                    "also its properties, or a schema as its additionalProperties"
+                )
             fields.append(Field(name, found if ours or name in required else found.as_optional()))
         return Schema.struct(None, *fields)
 
@@ -317,6 +323,11 @@ class _JsonSchemaReader:
         if json.get("default") is not None:
             made = replace(made, default=from_json(made, json["default"]))
         return made
+
+
+def _has_any_content(json: dict[str, Any]) -> bool:
+    """Whether an object may have any content. As a struct without fields it would lose the content."""
+    return not json.get("properties") and json.get("additionalProperties", "properties" not in json) is True
 
 
 def _property_index(json: Any) -> int:

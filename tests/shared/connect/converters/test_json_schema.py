@@ -138,6 +138,10 @@ def test_maps_with_other_keys_are_arrays_of_entries() -> None:
         ({"$ref": "other.json#/definitions/a~1b"}, BOOLEAN),
         ({"type": "string", "title": {}, "description": {}, "connect.version": "a"}, STRING),
         ({}, None),
+        ({"type": "object"}, None),
+        ({"type": ["object", "null"], "properties": {}, "additionalProperties": True}, None),
+        ({"type": "object", "properties": {}}, Schema.struct(None)),
+        ({"type": "object", "additionalProperties": False}, Schema.struct(None)),
     ],
 )
 def test_foreign_schemas_are_converted(json: Any, schema: Schema | None) -> None:
@@ -152,7 +156,10 @@ def test_foreign_schemas_are_converted(json: Any, schema: Schema | None) -> None
         ({"$ref": "#"}, "refers to itself"),
         ({"$ref": "#/nowhere"}, "not there"),
         ({"type": "array"}, "no schema for its items"),
-        ({"type": "object", "properties": {"a": {}}}, "property 'a'"),
+        *(
+            ({"type": "object", "properties": {"a": one}}, "property 'a'")
+            for one in ({}, {"type": "object"}, {"anyOf": [{"type": "object", "additionalProperties": True}]})
+        ),
         ({"type": "wave"}, "no equivalent in Connect"),
         *(
             (json, "not a JSON Schema")
