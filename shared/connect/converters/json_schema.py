@@ -212,7 +212,7 @@ class _JsonSchemaReader:
     def __init__(self, root: Any, references: dict[str, Any]) -> None:
         self._root = root
         self._references = references
-        self._following: list[str] = []
+        self._following: list[tuple[int, str]] = []
 
     def whole(self, json: Any, depth: int) -> Schema | None:
         if depth > DEPTH_MAX:
@@ -293,18 +293,20 @@ class _JsonSchemaReader:
         return found.as_optional() if found is not None and optional else found
 
     def _follow_reference(self, reference: str, depth: int) -> Schema | None:
-        if reference in self._following:
-            raise DataError(f"the JSON Schema {reference} refers to itself, which a Connect schema cannot")
-        document, _, path = reference.partition("#")
-        found: Any = self._references.get(document) if document else self._root
+        name, _, path = reference.partition("#")
+        document: Any = self._references.get(name) if name else self._root
+        found = document
         for part in filter(None, path.split("/")):
-            name = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(name) if isinstance(found, dict) else None
+            key = part.replace("~1", "/").replace("~0", "~")
+            found = found.get(key) if isinstance(found, dict) else None
         if found is None:
             raise DataError(f"a JSON Schema refers to {reference}, which is not there")
-        self._following.append(reference)
+        target = (id(document), path)  # two documents may have the same path
+        if target in self._following:
+            raise DataError(f"the JSON Schema {reference} refers to itself, which a Connect schema cannot")
+        self._following.append(target)
         before = self._root
-        self._root = self._references[document] if document else self._root
+        self._root = document
         try:
             return self.whole(found, depth + 1)
         finally:

@@ -149,6 +149,16 @@ def test_foreign_schemas_are_converted(json: Any, schema: Schema | None) -> None
     assert from_json_schema(json, {"other.json": {"definitions": {"a/b": {"type": "boolean"}}}}) == schema
 
 
+def test_two_documents_may_have_the_same_reference() -> None:
+    """The same reference in another document is another schema, and not recursion."""
+    here = {"$ref": "#/definitions/A", "definitions": {"A": {"$ref": "other.json#/definitions/X"}}}
+    other = {"definitions": {"X": {"$ref": "#/definitions/A"}, "A": {"type": "string"}}}
+    assert from_json_schema(here, {"other.json": other}) == STRING
+    other["definitions"]["A"] = {"$ref": "#/definitions/X"}
+    with pytest.raises(DataError, match="refers to itself"):
+        from_json_schema(here, {"other.json": other})
+
+
 @pytest.mark.parametrize(
     ("json", "message"),
     [
