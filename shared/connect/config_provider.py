@@ -75,6 +75,8 @@ class _PathConfigProvider(ConfigProvider):
             self._allowed = [Path(path.strip()).resolve() for path in allowed.split(",")]
 
     def _read_allowed_file(self, path: Path) -> str:
+        if "\0" in str(path):
+            raise ConfigError(f"{path} must not have a NUL character")
         # Resolved before the comparison: a link or `..` must not lead out of the allowed folders.
         resolved = path.resolve()
         if self._allowed is not None and not any(resolved.is_relative_to(allowed) for allowed in self._allowed):

@@ -100,6 +100,8 @@ def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     """An unreadable file is an error with the reason."""
     with pytest.raises(ConfigError, match="No such file"):
         transformer().resolve({"x": f"${{file:{tmp_path}/none:k}}"})
+    with pytest.raises(ConfigError, match="NUL"):
+        transformer().resolve({"x": f"${{file:{tmp_path}\0/none:k}}"})
 
 
 def test_masking_replaces_values_by_variables() -> None:
