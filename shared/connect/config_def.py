@@ -159,17 +159,6 @@ def at_least(low: float) -> Validator:
     return check_minimum
 
 
-def between(low: float, high: float) -> Validator:
-    """Return a validator of a numeric setting: the value must be from `low` to `high`, and not null."""
-
-    def check_range(name: str, value: Any) -> None:
-        at_least(low)(name, value)
-        if value > high:
-            raise invalid(name, value, f"Value must be no more than {high}")
-
-    return check_range
-
-
 def one_of(*allowed: Any, ignore_case: bool = False) -> Validator:
     """Return a validator: the setting's value must be one of the allowed values."""
     fold: Callable[[Any], Any] = (lambda value: str(value).lower()) if ignore_case else (lambda value: value)

@@ -15,7 +15,6 @@ from penstock.shared.connect.config_def import (
     Width,
     as_text,
     at_least,
-    between,
     non_empty_without_control_characters,
     one_of,
     parse,
@@ -163,14 +162,14 @@ def test_values_as_text() -> None:
 
 def test_validators() -> None:
     """Each validator accepts valid values and rejects invalid ones."""
-    between(1, 3)("x", 3)
+    at_least(1)("x", 1)
     one_of("a", "b", ignore_case=True)("x", "A")
     non_empty_without_control_characters("x", None)
     regex("x", "a.*")
     validate_unique_aliases("x", ["a", "b"])
     for validator, value, message in (
-        (between(1, 3), 4, "no more than 3"),
-        (between(1, 3), None, "non-null"),
+        (at_least(1), 0, "at least 1"),
+        (at_least(1), None, "non-null"),
         (one_of("a", "b"), "A", "String must be one of: a, b"),
         (non_empty_without_control_characters, "", "may not be empty"),
         (non_empty_without_control_characters, "a\x00", "control sequences"),
