@@ -15,6 +15,7 @@ import base64
 import datetime as dt
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -222,7 +223,7 @@ def schema_from_envelope(json: Any, depth: int = 0) -> Schema | None:
         **_parts_of_schema(_TYPES[kind], json, depth),
     )
     if (default := json.get("default")) is not None:
-        schema = Schema(**{**_schema_attributes(schema), "default": value_from_json(schema, default)})
+        schema = replace(schema, default=value_from_json(schema, default))
     return schema
 
 
@@ -266,10 +267,6 @@ def has_decimals(schema: Schema | None) -> bool:
         return False
     inner = (schema.key_schema, schema.value_schema, *(field.schema for field in schema.fields))
     return schema.name == DECIMAL or any(map(has_decimals, inner))
-
-
-def _schema_attributes(schema: Schema) -> dict[str, Any]:
-    return {name: getattr(schema, name) for name in schema.__dataclass_fields__}
 
 
 def schema_to_envelope(schema: Schema | None, numeric_decimals: bool = False) -> dict[str, Any] | None:
