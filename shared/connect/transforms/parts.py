@@ -62,11 +62,14 @@ class OnPart(Transformation):
         return made
 
     def field_value(self, field: Field, value: Mapping[str, Any]) -> Any:
-        """Return a struct's field, with its default instead of null."""
-        found = value.get(field.name)
-        if found is None and self.replace_null and field.schema.has_default:
-            return field.schema.default
-        return found
+        """Return a struct's field, with its default instead of null if `replace_null` is set."""
+        return field_value(field, value, self.replace_null)
+
+
+def field_value(field: Field, value: Mapping[str, Any], replace_null: bool) -> Any:
+    """Return a struct's field, with its default instead of null if `replace_null` is set."""
+    found = value.get(field.name)
+    return field.schema.default if found is None and replace_null and field.schema.has_default else found
 
 
 def require_map(value: Any, purpose: str) -> Mapping[str, Any]:

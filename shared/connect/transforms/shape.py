@@ -15,6 +15,7 @@ from penstock.shared.connect.transforms.parts import (
     PACKAGE,
     REPLACE_NULL,
     OnPart,
+    field_value,
     key_and_value,
     require_map,
     require_struct,
@@ -140,14 +141,13 @@ class _Flatten(OnPart):
             else:
                 flat[name] = item
 
-    def _flatten_struct(self, schema: Schema, value: Any, prefix: str, flat: dict[str, Any]) -> None:
+    def _flatten_struct(self, schema: Schema, value: Mapping[str, Any], prefix: str, flat: dict[str, Any]) -> None:
         for field in schema.fields:
             name = self._flattened_field_name(prefix, field.name)
-            item = None if value is None else value.get(field.name)
             if field.schema.type is SchemaType.STRUCT:
-                self._flatten_struct(field.schema, item, name, flat)
+                self._flatten_struct(field.schema, value.get(field.name) or {}, name, flat)
             else:
-                flat[name] = field.schema.default if item is None and field.schema.has_default else item
+                flat[name] = self.field_value(field, value)
 
     def _flat_schema(self, schema: Schema) -> Schema:
         fields: list[Field] = []
@@ -237,11 +237,7 @@ class ValueToKey(Transformation):
                 schema,
                 Schema(SchemaType.STRUCT, fields=tuple(self._field_of_value(schema, n) for n in self._fields)),
             )
-        key = {}
-        for field in self._known[1].fields:
-            found = given.get(field.name)
-            use_default = found is None and self._replace_null and field.schema.has_default
-            key[field.name] = field.schema.default if use_default else found
+        key = {field.name: field_value(field, given, self._replace_null) for field in self._known[1].fields}
         return record.with_key(self._known[1], key)
 
     def _field_of_value(self, schema: Schema, name: str) -> Field:
