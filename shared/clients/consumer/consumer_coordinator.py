@@ -235,9 +235,11 @@ class ConsumerCoordinator:
     def check_errors(self) -> None:
         """Raise the error that keeps the member out of the group, AuthorizationFailed for a topic, or
         AuthenticationFailed."""
-        if forbidden := self._connection.unauthorized_topics() & self._subscription.topics:
-            topics = ", ".join(sorted(forbidden))
-            raise AuthorizationFailed(f"client {self._connection.client_id}: may not read {topics}")
+        if unauthorized := self._connection.unauthorized_topics():
+            topics_read = self._subscription.topics | {tp.topic for tp in self._fetches.fetcher.assignment}
+            if forbidden := unauthorized & topics_read:
+                topics = ", ".join(sorted(forbidden))
+                raise AuthorizationFailed(f"client {self._connection.client_id}: may not read {topics}")
         if self._broken is not None:
             raise self._broken
         error = self.member.take_error()

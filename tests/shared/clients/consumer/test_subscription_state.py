@@ -8,11 +8,20 @@ import pytest
 
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.consumer.subscription_state import SubscriptionState
-from penstock.shared.common.errors import IllegalState
+from penstock.shared.common.errors import AuthorizationFailed, IllegalState
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.testing.fake_broker import Api, ErrorCode, FakeCluster, Message, Respond
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
+
+
+def forbid(cluster: FakeCluster, *topics: str) -> Respond:
+    """Returns the response to a metadata request of a principal that may not read these topics."""
+    host, _, port = cluster.bootstrap_servers.partition(":")
+    code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    rows = [Message(name=name, error_code=code, partitions=[]) for name in topics]
+    broker = Message(node_id=1, host=host, port=int(port))
+    return Respond(Message(brokers=[broker], controller_id=1, topics=rows))
 
 
 def test_kinds_of_subscription() -> None:
@@ -66,11 +75,7 @@ async def test_without_a_group_a_forbidden_topic_keeps_its_positions(topics: lis
             await consumer._connection.refresh_metadata()
             consumer.pause(A0)
             consumer.seek(A0, 5)
-            host, _, port = cluster.bootstrap_servers.partition(":")
-            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            rows = [Message(name=name, error_code=code, partitions=[]) for name in ("a", "b")]
-            broker = Message(node_id=1, host=host, port=int(port))
-            cluster.control(Api.METADATA, Respond(Message(brokers=[broker], controller_id=1, topics=rows)), times=1)
+            cluster.control(Api.METADATA, forbid(cluster, "a", "b"), times=1)
             await consumer._connection.refresh_metadata()
             assert consumer._connection.partitions("a") is None
             assert consumer.assignment() == {A0, A1, B0}
@@ -92,6 +97,19 @@ async def test_assigned_partitions_are_not_the_group_s() -> None:
         assert (consumer.assignment(), consumer.group_metadata().generation_id) == ({A0}, -1)
         with pytest.raises(IllegalState, match="topics and partitions"):
             consumer.subscribe(["a"])
+
+
+async def test_a_forbidden_topic_is_an_error_for_assigned_partitions_too() -> None:
+    """If the metadata of an assigned partition's topic may not be read, `poll` and `position` raise
+    AuthorizationFailed."""
+    async with FakeCluster() as cluster, Consumer(cluster.bootstrap_servers) as consumer:
+        cluster.control(Api.METADATA, forbid(cluster, "a"))
+        consumer.assign([A0])
+        await consumer._connection.refresh_metadata()
+        with pytest.raises(AuthorizationFailed, match="may not read a"):
+            await consumer.poll(0)
+        with pytest.raises(AuthorizationFailed, match="may not read a"):
+            await consumer.position(A0)
 
 
 async def test_time_since_the_last_poll() -> None:
