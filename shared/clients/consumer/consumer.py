@@ -315,7 +315,7 @@ class Consumer(Generic[K, V]):
         self._coordinator.subscribe(topics, self._invoker)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read exactly these partitions.
+        """Read exactly these partitions. Those that are read already keep their position and pause.
 
         A `group_id` is then used only for committed offsets: reading starts at them, and `commit` stores them.
         """
@@ -325,10 +325,9 @@ class Consumer(Generic[K, V]):
             return
         self._check_open()
         self._subscription.assign()
-        self._fetches.assign(sorted(set(partitions)))
+        self._fetches.assign(sorted(set(partitions)), partitions)
         self._commits.retain(partitions)
         self._positions.retain(partitions)
-        self._positions.unread.retain(())
 
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions read now."""

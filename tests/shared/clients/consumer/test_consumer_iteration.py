@@ -102,8 +102,6 @@ async def test_a_seek_in_the_body_holds_for_the_next_record(cluster: FakeCluster
         assert await offsets_of(consumer, 2) == [8, 9]
         await consumer.seek_to_beginning(A)
         assert await offsets_of(consumer, 2) == [0, 1]
-        consumer.assign([A])
-        assert await offsets_of(consumer, 1) == [0]
 
 
 async def test_a_pause_in_the_body_holds_for_the_next_record(cluster: FakeCluster) -> None:

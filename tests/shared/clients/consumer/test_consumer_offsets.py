@@ -12,7 +12,7 @@ from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 from tests.shared.clients.consumer.filled import filled, opened
 
-A = TopicPartition("t", 0)
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 RECORDS = 10
 
 
@@ -61,6 +61,19 @@ async def test_wrong_positions_and_limits_are_rejected(cluster: FakeCluster) -> 
             with pytest.raises(ValueError, match=f"max_records={records}"):
                 await consumer.poll(10, records)
         assert len((await consumer.poll(1_000))[A]) == RECORDS
+
+
+async def test_partitions_that_stay_assigned_are_read_on() -> None:
+    """A second `assign` keeps the position, the unread records and the pause of a partition that stays."""
+    async with filled(RECORDS, partitions=2) as cluster, opened(cluster) as consumer:
+        consumer.assign([A])
+        assert (await anext(consumer)).offset == 0
+        consumer.assign([A, B])
+        assert (await anext(consumer)).offset == 1
+        consumer.seek(A, 5)
+        consumer.pause(A)
+        consumer.assign([B, A])
+        assert (await consumer.position(A), consumer.paused()) == (5, {A})
 
 
 async def test_an_undefined_position_is_not_waited_for(cluster: FakeCluster) -> None:
