@@ -318,6 +318,9 @@ class Consumer(Generic[K, V]):
         """Read exactly these partitions. Those that are read already keep their position and pause.
 
         A `group_id` is then used only for committed offsets: reading starts at them, and `commit` stores them.
+
+        Unless `commit_strategy` is `none`, first commits the processed records, without waiting. The returned records
+        of partitions that are left count as processed, except the last record of an `async for`.
         """
         partitions = list(partitions)
         if self._state == "new":
@@ -325,9 +328,15 @@ class Consumer(Generic[K, V]):
             return
         self._check_open()
         self._subscription.assign()
+        positions = self._positions
+        if self._settings.commit_strategy != "none":
+            if not positions.is_one_by_one:
+                positions.processed(self._fetcher.assignment.difference(partitions))
+            offsets = positions.uncommitted()
+            self._commits.commit_async(offsets)
+            positions.registered(offsets)
         self._fetches.assign(sorted(set(partitions)), partitions)
-        self._commits.retain(partitions)
-        self._positions.retain(partitions)
+        positions.retain(partitions)
 
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions read now."""

@@ -255,10 +255,15 @@ class ConsumedPositions:
         hand = self._returned if tp in self._returned else self._processed
         hand[tp] = move.position, move.epoch
 
-    def processed(self) -> None:
-        """Note that all returned records are processed: the next poll or record was requested, or close was called."""
-        self._processed.update(self._returned)
-        self._returned.clear()
+    def processed(self, partitions: Collection[TopicPartition] | None = None) -> None:
+        """Note that the returned records of `partitions`, by default of all, are processed: the next poll or record was
+        requested, close was called, or `assign` leaves the partitions."""
+        if partitions is None:
+            self._processed.update(self._returned)
+            self._returned.clear()
+            return
+        for tp in self._returned.keys() & partitions:
+            self._processed[tp] = self._returned.pop(tp)
 
     def unprocessed(self) -> None:
         """Note that the last returned records may be unprocessed: from now on `all_consumed` equals `uncommitted`."""

@@ -161,6 +161,32 @@ async def test_a_position_found_at_the_end_is_committed_despite_a_commit_of_anot
                 await consumer.poll(10)
 
 
+@pytest.mark.parametrize("strategy", ["none", "auto", "async", "sync"])
+async def test_offsets_of_partitions_that_assign_leaves_are_committed(strategy: str) -> None:
+    """A pending `commit_async` is sent although `assign` leaves its partition. Under a commit strategy, the records
+    that were returned of this partition are committed too."""
+    async with asyncio.timeout(20), running() as cluster:
+        async with opened(cluster, commit_strategy=strategy, auto_commit_interval_ms=60_000) as consumer:
+            consumer.assign([A])
+            while not await consumer.poll(100, 3):
+                pass
+            if strategy == "none":
+                consumer.commit_async()
+            consumer.assign([B])
+            await consumer.commit({})
+        assert offsets_of(cluster)[A] == 3
+
+
+async def test_assign_commits_no_record_of_an_iteration_that_may_be_unprocessed() -> None:
+    """`assign` in the body of an `async for` does not commit the record of this turn, if it leaves its partition."""
+    async with asyncio.timeout(20), running() as cluster:
+        async with opened(cluster, commit_strategy="async") as consumer:
+            consumer.assign([A])
+            assert [(await anext(consumer)).offset for _ in range(3)] == [0, 1, 2]
+            consumer.assign([B])
+        assert offsets_of(cluster)[A] == 2
+
+
 async def test_commits_skip_transaction_markers() -> None:
     """A group that has read all of a transactional topic has no lag."""
     async with asyncio.timeout(20), running(1, 0) as cluster:

@@ -211,6 +211,18 @@ def test_records_that_may_be_unprocessed_are_not_committed() -> None:
     assert positions.all_consumed() == {B: OffsetAndMetadata(2)}
 
 
+def test_records_of_some_partitions_are_processed() -> None:
+    """The records of the partitions that are left count as processed, those of the other partitions do not."""
+    positions = ConsumedPositions()
+    positions.returned({A: 5, B: 2})
+    positions.processed([A])
+    assert positions.uncommitted() == {A: OffsetAndMetadata(5)}
+    positions.returned({A: 9})
+    assert positions.uncommitted() == {A: OffsetAndMetadata(5)}
+    positions.processed()
+    assert positions.uncommitted() == {A: OffsetAndMetadata(9), B: OffsetAndMetadata(2)}
+
+
 def test_returned_records_above_the_commit() -> None:
     """The result contains the given partitions whose returned records are above their commit."""
     positions = ConsumedPositions()
