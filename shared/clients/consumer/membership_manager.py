@@ -206,7 +206,8 @@ class ConsumerMembershipManager(Member):
 
     def _next_step_between_rebalances(self, now_ms: int, idle_ms: float) -> Step:
         """In UNJOINED or STABLE: wait, leave, or prepare to join."""
-        if not self.topics and not self.owned:
+        # Once it is in the group, it joins without topics too: the other members wait for it.
+        if not self.topics and not self.owned and not self.member_id:
             return Wait(None)
         idle_left = self.config.max_poll_interval_ms - idle_ms
         if idle_left <= 0:

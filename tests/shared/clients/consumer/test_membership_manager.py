@@ -170,6 +170,22 @@ def test_nothing_is_joined_without_topics() -> None:
     assert isinstance(member.step(), Join)
 
 
+@pytest.mark.parametrize("assignor", [EAGER, COOPERATIVE])
+def test_a_member_whose_topics_are_gone_takes_part_in_rebalances(assignor: str) -> None:
+    """A member without topics joins with an empty subscription, so that the others do not wait for it."""
+    member = Member(assignor).stable(A0)
+    member.manager.subscribe(frozenset())
+    assert member.step() == Revoke(frozenset({A0}))
+    member.manager.on_revoked(frozenset({A0}))
+    assert sent(member.step()).topics == ()
+    member.manager.on_join(JoinResponse(0, 2, assignor, "other", "m"), member.now)
+    member.sync()
+    member.complete()
+    assert member.step() == Wait(300_000)
+    member.beat(REBALANCING)
+    assert sent(member.step()).topics == ()
+
+
 def test_member_id_required() -> None:
     """The first join only gets a member id. The second one uses it at once."""
     member = Member()
