@@ -176,7 +176,8 @@ class Member(ABC):
         # The first join only requests a member id (KIP-394). This is no failure, so the second follows without backoff.
         if response.code == MEMBER_ID_REQUIRED:
             self.member_id = response.member_id
-            self._schedule_rejoin(now_ms, at_once=True)
+            self._rejoin = True
+            self._change_state(MemberState.UNJOINED)
         elif response.code:
             self._handle_rejected_request("JoinGroup", response.code, now_ms)
         else:

@@ -196,6 +196,21 @@ def test_member_id_required() -> None:
     assert second.member_id == "m-1"
 
 
+def test_a_member_id_is_not_the_first_failure() -> None:
+    """The response that only assigns a member id is no failure: the first error after it is retried at once, and only
+    the second one with backoff."""
+    member = Member()
+    member.step()
+    member.manager.on_join(JoinResponse(MEMBER_ID_REQUIRED, member_id="m"), member.now)
+    member.join()
+    member.step()
+    member.manager.on_sync(SyncResponse(REBALANCING), member.now)
+    member.join(2)
+    member.step()
+    member.manager.on_sync(SyncResponse(REBALANCING), member.now)
+    assert member.step() == Wait(200)
+
+
 def test_eager_revokes_everything_before_it_joins() -> None:
     """A rebalance revokes all partitions in the old generation, and the member joins without owned partitions."""
     member = Member().stable(A0, A1, generation=3)
