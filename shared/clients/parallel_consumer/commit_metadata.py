@@ -79,7 +79,7 @@ def decode_finished(committed: OffsetAndMetadata) -> Ranges:
         edges = np.flatnonzero(np.diff(np.unpackbits(np.frombuffer(data[used:], np.uint8)), prepend=0, append=0)) + base
         return tuple((int(first), int(last) - 1) for first, last in zip(edges[::2], edges[1::2], strict=True))
     except (ValueError, StopIteration, binascii.Error) as e:
-        raise DataError(f"commit metadata at offset {committed.offset} is damaged: {e or 'cut off'}") from None
+        raise DataError(f"commit metadata at offset {committed.offset} is damaged: {str(e) or 'cut off'}") from None
 
 
 def _join_adjacent_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

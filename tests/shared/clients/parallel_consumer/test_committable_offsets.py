@@ -247,8 +247,8 @@ def test_other_metadata_means_nothing_finished(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["p1r:", "p1r:!", "p1r:BwE=", "p1r:BwGA", "p1b:////////////////////"])
 def test_damaged_metadata_is_rejected(text: str) -> None:
-    """Metadata of ours that is cut off or mangled is named, not guessed at."""
-    with pytest.raises(DataError, match="offset 7"):
+    """Metadata of ours that is cut off or mangled is named with a reason, not guessed at."""
+    with pytest.raises(DataError, match=r"offset 7 is damaged: \w"):
         decode_finished(OffsetAndMetadata(7, text))
 
 
