@@ -14,8 +14,10 @@ from penstock.shared.clients.consumer.subscription_state import ResetPolicy
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import PositiveMs, Section
 
-GroupMs = Annotated[int, Field(gt=0, le=2**31 - 1)]
-"""A time that JoinGroup carries, in 32 bits."""
+INT32_MAX = 2**31 - 1
+"""The largest number in a field of 32 bits, as JoinGroup and Fetch have."""
+GroupMs = Annotated[int, Field(gt=0, le=INT32_MAX)]
+"""A time that JoinGroup carries."""
 CommitStrategy = Literal["none", "auto", "sync", "async"]
 
 
@@ -46,10 +48,10 @@ class ReadingSettings(Section):
         default=60_000, description="one call of the rebalance listener; max_poll_interval_ms where that is shorter"
     )
     partition_assignment_strategy: Literal["range", "roundrobin", "sticky", "cooperative-sticky"] = "range"
-    fetch_min_bytes: int = Field(default=1, ge=1)
-    fetch_max_bytes: int = Field(default=50 * 1024 * 1024, ge=1)
-    fetch_max_wait_ms: int = Field(default=500, ge=0)
-    max_partition_fetch_bytes: int = Field(default=1024 * 1024, ge=1)
+    fetch_min_bytes: int = Field(default=1, ge=1, le=INT32_MAX)
+    fetch_max_bytes: int = Field(default=50 * 1024 * 1024, ge=1, le=INT32_MAX)
+    fetch_max_wait_ms: int = Field(default=500, ge=0, le=INT32_MAX)
+    max_partition_fetch_bytes: int = Field(default=1024 * 1024, ge=1, le=INT32_MAX)
     fetch_buffer_bytes: int = Field(
         default=64 * 1024 * 1024, ge=1024, description="fetched ahead and not yet polled, at most; the brokers share it"
     )
