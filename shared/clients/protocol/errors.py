@@ -86,7 +86,8 @@ CODES: dict[int, tuple[str, type[e.PenstockError]]] = {
     # Retriable: the quota on changes of topics (KIP-599) is free again later.
     89: ("THROTTLING_QUOTA_EXCEEDED", e.BrokerNotAvailable),
     90: ("PRODUCER_FENCED", e.ProducerFenced),
-    113: ("MISMATCHED_ENDPOINT_TYPE", e.InvalidRequest),
+    113: ("STALE_MEMBER_EPOCH", e.IllegalGeneration),
+    114: ("MISMATCHED_ENDPOINT_TYPE", e.InvalidRequest),
     # The broker names the errors after which an abort is enough (KIP-890).
     120: ("TRANSACTION_ABORTABLE", e.TransactionAborted),
 }

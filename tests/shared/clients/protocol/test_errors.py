@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from aiokafka import errors as kafka
 
-from penstock.shared.clients.protocol.errors import CLASSES, CODES, error_for_code, translate
+from penstock.shared.clients.protocol.errors import CLASSES, CODES, error_for_code, name_of, translate
 from penstock.shared.common import errors as e
 
 
@@ -17,6 +17,12 @@ def test_every_code_has_its_class_and_its_place(code: int) -> None:
     error = error_for_code(code, "clicks-3", "the broker's words")
     assert type(error) is kind
     assert str(error) == f"clicks-3: {name}: the broker's words"
+
+
+@pytest.mark.parametrize(("code", "name"), [(113, "STALE_MEMBER_EPOCH"), (114, "MISMATCHED_ENDPOINT_TYPE")])
+def test_codes_that_aiokafka_lacks_have_kafkas_names(code: int, name: str) -> None:
+    """Codes that aiokafka does not know have the names of Kafka's `Errors`."""
+    assert name_of(code) == name
 
 
 def test_an_unknown_code_is_an_error() -> None:
