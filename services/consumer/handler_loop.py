@@ -173,7 +173,8 @@ class HandlerLoop(RebalanceListener):
         create_task = asyncio.get_running_loop().create_task
         while not self._commits.is_full and (execution := self.scheduler.take(now_ms)):
             self._tasks[execution] = create_task(self._run_execution(execution), name="handler")
-        due_ms = self.scheduler.next_due_ms()
+        # While the output is full no retry starts. The next commit calls this method when it ends.
+        due_ms = None if self._commits.is_full else self.scheduler.next_due_ms()
         if due_ms == self._retry_due_ms:
             return
         if self._retry_timer is not None:

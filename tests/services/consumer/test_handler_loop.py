@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
+from penstock.services.consumer.commits import OffsetCommits
 from penstock.services.consumer.executor import Executor
 from penstock.services.consumer.handler_loop import HandlerLoop, HandlerLoopOptions
 from penstock.services.consumer.handlers import Handler
@@ -19,7 +20,7 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
+from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 
@@ -288,3 +289,32 @@ async def test_a_paused_partition_may_be_lost() -> None:
             await runner.stop(1_000)
         assert cancelled == 4
         assert runner.finished == RECORDS
+
+
+async def test_a_due_retry_waits_for_the_commit_of_the_output() -> None:
+    """While no handler may start before the next commit, no timer is set for a retry that is due. After the commit the
+    retry starts.
+    """
+
+    async def handle(_: ConsumerRecord) -> None:
+        return None
+
+    kafka = KafkaSettings(bootstrap_servers="localhost:9092")
+    settings = ConsumerServiceSettings(kafka=kafka, topics=("t",), group_id="g", handler="tests:handle")
+    metrics = RunnerMetrics(CollectorRegistry(), "g")
+    executor = Executor(Handler("tests:handle", handle), settings.retry_policy(), no_dead_letters, metrics, group="g")
+    consumer, scheduler = Consumer(kafka, settings.consumer_settings()), settings.scheduler(batch=False)
+    scheduler.assign(T, None)
+    scheduler.deliver(Columns.of([ConsumerRecord("t", 0, 0, 0, b"k", b"v")]))
+    failed = scheduler.take(0)
+    assert failed is not None
+    scheduler.settle(failed, retry=failed.works, due_ms=0)
+    commits = OffsetCommits(consumer, scheduler, metrics)
+    commits.is_full = True
+    runner = HandlerLoop(consumer, scheduler, executor, metrics, SYSTEM_CLOCK, commits=commits)
+    runner._start_executions()
+    assert runner._retry_timer is None
+    commits.is_full = False
+    runner._start_executions()
+    await asyncio.wait(set(runner._tasks.values()))
+    assert runner.finished == 1
