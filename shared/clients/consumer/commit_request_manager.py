@@ -232,7 +232,8 @@ class CommitRequestManager:
         return CommitFailed(f"{self._describe_member()}: not committed before: {reason}")
 
     async def close(self) -> None:
-        """Stop sending. Callbacks that still wait are called with CommitFailed."""
+        """Stop sending. Callbacks that still wait are called with CommitFailed, and a `commit` that waits raises it."""
+        self.sequence.retain(())
         if self._timer is not None:
             self._timer.cancel()
         for task in (self._task, self._looking):

@@ -657,6 +657,19 @@ async def test_a_commit_of_lost_partitions_ends_at_once() -> None:
     await member.commits.close()
 
 
+async def test_a_commit_during_close_ends_at_once() -> None:
+    """A sync commit without a response ends at once when the consumer is closed, and nothing is sent after that."""
+    member = Member(coordinator := Coordinator())
+    coordinator.gate = asyncio.Event()
+    waiting = asyncio.ensure_future(member.commits.commit({A: at(5)}, 200))
+    await turns()
+    await member.commits.close()
+    with pytest.raises(CommitFailed):
+        await waiting
+    await turns()
+    assert len(coordinator.sent) == 1
+
+
 async def test_the_callback_of_a_commit_of_lost_partitions_is_called_at_once() -> None:
     """A commit without a response fails when one of its partitions is lost. Those of kept partitions still wait."""
     member = Member(coordinator := Coordinator())
