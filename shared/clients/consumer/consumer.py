@@ -626,7 +626,7 @@ class Consumer(Generic[K, V]):
         Returns None while the position or the end is unknown, or if the partition is not assigned.
         """
         position = self.known_position(tp)
-        return None if position is None else self._lag_of(tp, position)
+        return None if position is None else self._fetcher.lag(tp, position)
 
     def is_at_end(self, tp: TopicPartition) -> bool:
         """Whether the position is the last known high watermark.
@@ -712,12 +712,7 @@ class Consumer(Generic[K, V]):
         for tp, columns in fetched_rows.items():
             self._metrics.consumed(tp.topic, len(columns))
         positions = {tp: p for tp in fetched_rows if (p := self._fetches.position(tp)) is not None}
-        self._metrics.lag({tp: lag for tp, p in positions.items() if (lag := self._lag_of(tp, p)) is not None})
         return {tp: PolledRecords(fetched_rows[tp], position) for tp, position in positions.items()}
-
-    def _lag_of(self, tp: TopicPartition, position: int) -> int | None:
-        end = self._fetcher.end(tp)
-        return None if end is None else max(0, end - position)
 
     def _decode_records(self, fetched_rows: dict[TopicPartition, Columns]) -> dict[TopicPartition, Columns[Any, Any]]:
         """Return the decoded records: of each partition those before the first one that cannot be decoded.

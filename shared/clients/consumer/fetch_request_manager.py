@@ -77,11 +77,13 @@ class FetchRequestManager:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._metrics.no_lag(self.fetcher.assignment)
         self.wake_pollers()
 
     def assign(self, partitions: Iterable[TopicPartition], kept: Iterable[TopicPartition] = ()) -> None:
         """Read these partitions from now on. Those in `kept` keep their position, buffer and pause."""
         partitions = list(partitions)
+        self._metrics.no_lag(self.fetcher.assignment.difference(partitions))
         self.fetcher.assign(partitions, kept)
         for topic in dict.fromkeys(tp.topic for tp in partitions):
             self._connection.watch(topic)
@@ -91,6 +93,7 @@ class FetchRequestManager:
         """Continue from `offset`."""
         self._check_assigned([tp])
         self.fetcher.seek(tp, offset)
+        self._report_lag(tp)
         self.pump()
 
     def reset(self, partitions: Iterable[TopicPartition], policy: ResetPolicy) -> None:
@@ -128,7 +131,10 @@ class FetchRequestManager:
         if self._broken is not None:
             raise self._broken
         try:
-            return self.fetcher.take(max_records)
+            taken = self.fetcher.take(max_records)
+            for tp in taken:
+                self._report_lag(tp)
+            return taken
         finally:
             self._report_moves()
             self.pump()
@@ -220,6 +226,12 @@ class FetchRequestManager:
             if move.reason:
                 self._log_reset(tp, move)
             self._on_move(tp, move)
+            self._report_lag(tp)
+
+    def _report_lag(self, tp: TopicPartition) -> None:
+        position = self.fetcher.position(tp)
+        if position is not None and (lag := self.fetcher.lag(tp, position)) is not None:
+            self._metrics.lag(tp, lag)
 
     def _log_reset(self, tp: TopicPartition, move: Move) -> None:
         fields = {"client_id": self._connection.client_id, "partition": str(tp), "reason": move.reason}

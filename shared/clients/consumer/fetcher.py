@@ -214,6 +214,11 @@ class Fetcher:
         state = self._assigned_state(tp)
         return state.last_stable_offset if self.read_committed else state.high_watermark
 
+    def lag(self, tp: TopicPartition, position: int) -> int | None:
+        """Return the number of offsets between `position` and the last known end. Returns None if it is unknown."""
+        end = self.end(tp)
+        return None if end is None else max(0, end - position)
+
     def high_watermark(self, tp: TopicPartition) -> int | None:
         """Return the last known high watermark. Returns None if it is unknown."""
         return self._assigned_state(tp).high_watermark

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry
 
@@ -61,9 +60,8 @@ class ConsumerMetrics:
     def consumed(self, topic: str, records: int) -> None:
         self._consumed.labels(group=self._group, topic=topic).inc(records)
 
-    def lag(self, lags: Mapping[TopicPartition, int]) -> None:
-        for tp, lag in lags.items():
-            self._lag.labels(group=self._group, topic=tp.topic, partition=tp.partition).set(lag)
+    def lag(self, tp: TopicPartition, lag: int) -> None:
+        self._lag.labels(group=self._group, topic=tp.topic, partition=tp.partition).set(lag)
 
     def no_lag(self, partitions: frozenset[TopicPartition]) -> None:
         """Remove the lag of partitions that are no longer read here."""

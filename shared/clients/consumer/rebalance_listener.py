@@ -82,7 +82,6 @@ class RebalanceListenerInvoker:
         self._settings = settings
         self._metrics = metrics
         self.listener: RebalanceListener | None = None
-        self._owned: frozenset[TopicPartition] = frozenset()
         self._errors: deque[BaseException] = deque()
         self._why_gone = NOT_OWNED
         self._calling: asyncio.Task[object] | None = None
@@ -127,8 +126,6 @@ class RebalanceListenerInvoker:
 
     async def on_assigned(self, partitions: frozenset[TopicPartition], added: frozenset[TopicPartition]) -> None:
         """Handle an assignment; `added` are the partitions that were not owned before."""
-        self._metrics.no_lag(self._owned - partitions)
-        self._owned = partitions
         log.info(
             "assigned",
             group_id=self._settings.group_id,

@@ -274,3 +274,29 @@ async def test_fetches_are_measured() -> None:
     assert registry.get_sample_value("penstock_consumer_fetches_total", group | {"result": "failed"}) == 1
     assert (registry.get_sample_value("penstock_consumer_fetches_total", group | {"result": "ok"}) or 0) >= 1
     assert registry.get_sample_value("penstock_consumer_buffered_bytes", group) is not None
+
+
+async def test_the_lag_follows_the_position() -> None:
+    """The metric of a partition's lag follows the position through polls, seeks and resets. It is removed when the
+    partition is left, and when the consumer is closed."""
+    registry = CollectorRegistry()
+
+    def lag(tp: TopicPartition) -> float | None:
+        labels = {"group": "", "topic": tp.topic, "partition": str(tp.partition)}
+        return registry.get_sample_value("penstock_consumer_lag_records", labels)
+
+    async with FakeCluster() as cluster:
+        await fill(cluster, 20)
+        async with Consumer(settings_of(cluster), EARLIEST, registry=registry) as consumer:
+            consumer.assign([T0])
+            await read(consumer, 1, limit=1)
+            assert lag(T0) == 19
+            await consumer.seek_to_end(T0)
+            assert lag(T0) == 0
+            consumer.seek(T0, 5)
+            assert lag(T0) == 15
+            consumer.assign([T1])
+            assert lag(T0) is None
+            await read(consumer, 1, limit=1)
+            assert lag(T1) == 19
+        assert lag(T1) is None

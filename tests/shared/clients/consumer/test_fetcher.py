@@ -131,9 +131,10 @@ def test_the_next_records_are_fetched_ahead() -> None:
 def test_the_end_under_read_committed() -> None:
     """Under read_committed, the end is the last stable offset. It is unknown before the first response."""
     scene = Scene(committed=True).at(a0=0)
-    assert scene.fetcher.end(A0) is None
+    assert (scene.fetcher.end(A0), scene.fetcher.lag(A0, 0)) == (None, None)
     scene.give()
     assert scene.fetcher.end(A0) == 90
+    assert [scene.fetcher.lag(A0, position) for position in (80, 90, 91)] == [10, 0, 0]
 
 
 @pytest.mark.parametrize(("committed", "taken", "moves"), [(True, {}, {A0: Move(2)}), (False, {A0: [0, 1]}, {})])
