@@ -96,15 +96,16 @@ class MemberState(StrEnum):
 
 _S = MemberState
 TRANSITIONS: Mapping[MemberState, frozenset[MemberState]] = {
-    _S.UNJOINED: frozenset({_S.PREPARING, _S.JOINING, _S.LEFT, _S.FAILED}),
+    _S.UNJOINED: frozenset({_S.PREPARING, _S.JOINING, _S.LEFT}),
     _S.PREPARING: frozenset({_S.UNJOINED, _S.LEFT}),
-    _S.JOINING: frozenset({_S.SYNCING, _S.UNJOINED, _S.FAILED}),
-    _S.SYNCING: frozenset({_S.COMPLETING, _S.UNJOINED, _S.FAILED}),
+    _S.JOINING: frozenset({_S.SYNCING, _S.UNJOINED}),
+    _S.SYNCING: frozenset({_S.COMPLETING, _S.UNJOINED}),
     _S.COMPLETING: frozenset({_S.STABLE, _S.UNJOINED, _S.LEFT}),
     _S.STABLE: frozenset({_S.UNJOINED, _S.LEFT}),
-    _S.LEFT: frozenset({_S.PREPARING, _S.UNJOINED}),
+    _S.LEFT: frozenset({_S.UNJOINED}),
     _S.FAILED: frozenset({_S.UNJOINED}),
 }
+"""The next states of each state. FAILED is not among them, since `fail` leads to it from any state."""
 BEATING = frozenset({_S.PREPARING, _S.COMPLETING, _S.STABLE})
 """The states in which the coordinator expects heartbeats. While a member joins or syncs, it waits for a response."""
 
