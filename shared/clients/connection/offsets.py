@@ -21,10 +21,8 @@ from penstock.shared.clients.protocol import requests
 from penstock.shared.clients.protocol.errors import error_for_code
 from penstock.shared.clients.protocol.requests import NO_UUID
 from penstock.shared.common.errors import NotLeaderOrFollower, UnknownTopicOrPartition
-from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.records import OFFSET_METADATA_MAX_BYTES, OffsetAndMetadata, TopicPartition
 
-OFFSET_METADATA_MAX_BYTES = 4_096
-"""The metadata that a broker stores with an offset (its `offset.metadata.max.bytes` by default)."""
 SPECS = {"earliest": -2, "latest": -1}
 """The times that stand for a position in ListOffsets."""
 CONSUMER = -1

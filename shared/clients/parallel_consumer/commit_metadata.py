@@ -27,9 +27,6 @@ from penstock.shared.common.records import OffsetAndMetadata
 
 Ranges = tuple[tuple[int, int], ...]
 
-METADATA_BYTES_MAX = 4096
-"""Kafka's default of `offset.metadata.max.bytes`: the metadata that a commit may carry for a partition."""
-
 _RUNS = "p1r:"
 _BITS = "p1b:"
 _BASE_BYTES_MAX = 9

@@ -10,13 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.shared.clients.parallel_consumer.commit_metadata import (
-    METADATA_BYTES_MAX,
-    Ranges,
-    encode_finished,
-    encoded_bytes_max,
-)
-from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata
+from penstock.shared.clients.parallel_consumer.commit_metadata import Ranges, encode_finished, encoded_bytes_max
+from penstock.shared.common.records import OFFSET_METADATA_MAX_BYTES, Columns, ConsumerRecord, OffsetAndMetadata
 
 SPAN_ALWAYS_FITS = 24_000
 """This many offsets fit as a bitmap in any pattern. It is the usual case, which needs no calculation."""
@@ -161,7 +156,7 @@ class PartitionProgress:
         span = max(self.highest, work.offset) - base + 1
         if span <= SPAN_ALWAYS_FITS or work is self.head:
             return True
-        return encoded_bytes_max(self.runs + len(self.known) + self.running + 1, span) <= METADATA_BYTES_MAX
+        return encoded_bytes_max(self.runs + len(self.known) + self.running + 1, span) <= OFFSET_METADATA_MAX_BYTES
 
     def committable(self) -> OffsetAndMetadata | None:
         """Return the offset to commit, with the finished offsets after it as metadata; None without a position."""

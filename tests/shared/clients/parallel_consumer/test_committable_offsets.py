@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.clients.parallel_consumer.commit_metadata import (
-    METADATA_BYTES_MAX,
     Ranges,
     decode_finished,
     encode_finished,
@@ -17,7 +16,7 @@ from penstock.shared.clients.parallel_consumer.commit_metadata import (
 )
 from penstock.shared.clients.parallel_consumer.partition_progress import Lane, PartitionProgress, Work
 from penstock.shared.common.errors import DataError
-from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata
+from penstock.shared.common.records import OFFSET_METADATA_MAX_BYTES, Columns, ConsumerRecord, OffsetAndMetadata
 
 
 def work_at(offset: int) -> Work:
@@ -184,7 +183,11 @@ def test_a_record_may_start_if_its_range_fits_for_certain(running: int, is_allow
     work = work_at(SPAN)
     assert progress.highest - 400 + 1 == SPAN - 1
     assert progress.may_start(work) is is_allowed
-    assert encoded_bytes_max(RANGES_MAX, SPAN - 1) <= METADATA_BYTES_MAX < encoded_bytes_max(RANGES_MAX + 1, SPAN - 1)
+    assert (
+        encoded_bytes_max(RANGES_MAX, SPAN - 1)
+        <= OFFSET_METADATA_MAX_BYTES
+        < encoded_bytes_max(RANGES_MAX + 1, SPAN - 1)
+    )
 
 
 @pytest.mark.parametrize(("last", "is_allowed"), [(24_478, True), (24_479, False)])
@@ -230,7 +233,7 @@ def test_alternating_offsets_become_a_bitmap() -> None:
     finished = [(offset, offset) for offset in range(1_001, 25_000, 2)]
     text = encode_finished(1_000, finished)
     assert text.startswith("p1b:")
-    assert len(text) <= METADATA_BYTES_MAX
+    assert len(text) <= OFFSET_METADATA_MAX_BYTES
     assert decode_finished(OffsetAndMetadata(1_000, text)) == tuple(finished)
 
 

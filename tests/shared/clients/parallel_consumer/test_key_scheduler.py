@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.clients.parallel_consumer.commit_metadata import (
-    METADATA_BYTES_MAX,
     decode_finished,
     encode_finished,
     encoded_bytes_max,
@@ -19,7 +18,13 @@ from penstock.shared.clients.parallel_consumer.commit_metadata import (
 from penstock.shared.clients.parallel_consumer.key_scheduler import Execution, KeyScheduler, Ordering
 from penstock.shared.clients.parallel_consumer.partition_progress import SPAN_ALWAYS_FITS
 from penstock.shared.common.errors import DataError, IllegalState
-from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
+from penstock.shared.common.records import (
+    OFFSET_METADATA_MAX_BYTES,
+    Columns,
+    ConsumerRecord,
+    OffsetAndMetadata,
+    TopicPartition,
+)
 from tests.property_tests import examples
 
 TP = TopicPartition("clicks", 0)
@@ -173,7 +178,7 @@ def test_a_partition_pauses_if_metadata_would_not_fit() -> None:
     assert not scheduler.is_wanted(TP)
     assert "metadata full" in repr(scheduler)
     text = scheduler.committable()[TP].metadata
-    assert 0.9 * METADATA_BYTES_MAX < len(text) <= METADATA_BYTES_MAX
+    assert 0.9 * OFFSET_METADATA_MAX_BYTES < len(text) <= OFFSET_METADATA_MAX_BYTES
     assert stuck is not None
     finish(scheduler, stuck)
     while execution := scheduler.take(0):
@@ -184,7 +189,7 @@ def test_a_partition_pauses_if_metadata_would_not_fit() -> None:
 
 def test_the_span_that_always_fits_does() -> None:
     """Within the safe span, every pattern of finished offsets fits into a commit's metadata."""
-    assert encoded_bytes_max(SPAN_ALWAYS_FITS, SPAN_ALWAYS_FITS) <= METADATA_BYTES_MAX
+    assert encoded_bytes_max(SPAN_ALWAYS_FITS, SPAN_ALWAYS_FITS) <= OFFSET_METADATA_MAX_BYTES
 
 
 def test_a_full_buffer_pauses_until_half_of_it_is_done() -> None:
@@ -321,7 +326,7 @@ class Drive:
         unfinished = self.delivered - self.finished
         for position in self.scheduler.committable().values():
             assert position.offset <= min(unfinished, default=position.offset)
-            assert len(position.metadata) <= METADATA_BYTES_MAX
+            assert len(position.metadata) <= OFFSET_METADATA_MAX_BYTES
             covered = decode_finished(position)
             assert not any(first <= offset <= last for first, last in covered for offset in unfinished)
 
