@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.shared.common.errors import DataError
+from penstock.shared.common.json_decoding import JSON_ERRORS
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.record import Record
@@ -27,8 +28,27 @@ Joiner = Callable[[Any, Any], Any]
 """Returns the result's value from the stream's value and the other side's; a left join without a match has None."""
 
 
+def encode_restorable(state: Any, decode: Callable[[bytes], Any] | None) -> bytes:
+    """Return a state as JSON. Raises DataError if `decode`, which a restore calls, cannot decode it.
+
+    With None, every JSON can be restored.
+    """
+    encoded = msgspec.json.encode(state)
+    if decode is not None:
+        # The type is only declared, and JSON has no NaN and no infinity. The changelog must not hold a state with which
+        # every restore fails.
+        try:
+            decode(encoded)
+        except JSON_ERRORS as e:
+            raise DataError(f"a value cannot be restored as its declared type: {e} (NaN is null in JSON)") from e
+    return encoded
+
+
 class RowValue(Aggregation[Any]):
-    """A row's value in the changelog: bytes as they are, anything else as JSON that is decoded as `value_type`."""
+    """A row's value in the changelog: bytes as they are, anything else as JSON that is decoded as `value_type`.
+
+    `to_columns` raises DataError for a value that cannot be restored.
+    """
 
     function = "value"
     state_columns = (Column("json", "binary"),)
@@ -36,7 +56,8 @@ class RowValue(Aggregation[Any]):
 
     def __init__(self, value_type: Any) -> None:
         self._is_bytes = value_type is bytes
-        self._decode = msgspec.json.Decoder(Any if value_type is dict else value_type).decode
+        self._is_untyped = value_type in (dict, Any)
+        self._decode = msgspec.json.Decoder(Any if self._is_untyped else value_type).decode
 
     def initial(self) -> Any:
         return None
@@ -49,7 +70,7 @@ class RowValue(Aggregation[Any]):
 
     def to_columns(self, state: Any) -> tuple[ColumnValue, ...]:
         if not self._is_bytes:
-            return (msgspec.json.encode(state),)
+            return (encode_restorable(state, None if self._is_untyped else self._decode),)
         if not isinstance(state, bytes):
             raise DataError(f"a row of bytes cannot have a value of the type {type(state).__name__}")
         return (state,)

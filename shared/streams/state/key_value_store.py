@@ -73,9 +73,9 @@ class KeyValueStore(Generic[K, V]):
     def put(self, key: K, value: V | None) -> None:
         """Set a row; the value None deletes it.
 
-        Raises DataError for bytes that are no text in a store of text keys, and for a value that is not bytes in a
-        store of bytes. Raises RecordTooLarge for a row that is too large for the changelog, and the encoder's error for
-        a key or value that cannot be encoded.
+        Raises DataError for bytes that are no text in a store of text keys, and for a value that cannot be restored as
+        the store's type of values. Raises RecordTooLarge for a row that is too large for the changelog, and the
+        encoder's error for a key or value that cannot be encoded.
         """
         own = self.own_key(key)
         if self._text_keys and isinstance(own, bytes):

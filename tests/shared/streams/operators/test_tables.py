@@ -164,6 +164,39 @@ def test_a_store_of_bytes_takes_bytes_only(value: Any) -> None:
     assert driver.store("raw").get("k") == b"raw"
 
 
+class Ratio(msgspec.Struct):
+    """A value with a float."""
+
+    x: float
+
+
+@pytest.mark.parametrize(
+    ("value_type", "good", "bad"),
+    [
+        (Ratio, Ratio(1.0), Ratio(float("nan"))),
+        (Ratio, Ratio(1.0), {"y": 1.0}),
+        (float, 1.0, float("inf")),
+        (int, 1, 1.5),
+    ],
+)
+def test_a_store_takes_only_values_that_can_be_restored(value_type: Any, good: Any, bad: Any) -> None:
+    """`put` of a value whose JSON is not of the store's type makes the record a dead letter. A restore succeeds."""
+
+    class Keeping(Processor):
+        def process(self, record: Record) -> None:
+            self.context.store("mine").put(record.key, bad if record.value["bad"] else good)
+
+    builder = StreamsBuilder()
+    builder.stream("in").process(Keeping, builder.add_store("mine", value_type))
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for is_bad in (b"false", b"true"):
+        driver.pipe("in", key=b"k", value=b'{"bad":%s}' % is_bad)
+    driver.crash()
+    driver.restore()
+    assert len(driver.read("in-dlq")) == 1
+    assert driver.store("mine").get("k") == good
+
+
 def test_a_rows_value_is_read_back_as_its_type() -> None:
     """A value is restored as its declared type, and bytes stay unchanged. The last value replaces earlier ones."""
     typed, raw = RowValue(User), RowValue(bytes)
