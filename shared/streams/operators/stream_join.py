@@ -31,7 +31,7 @@ import msgspec
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue
 from penstock.shared.streams.durations import duration_ms
-from penstock.shared.streams.operators.tables import Joiner
+from penstock.shared.streams.operators.tables import Joiner, encode_restorable
 from penstock.shared.streams.processor import NO_TIME, Processor, ProcessorContext, TimedProcessor
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.state.join_store import JoinRow, JoinStore
@@ -99,7 +99,10 @@ class Remembered(NamedTuple):
 
 
 class JoinRows(Aggregation[tuple[Remembered, ...]]):
-    """The records of one key and timestamp, in order of arrival."""
+    """The records of one key and timestamp, in order of arrival.
+
+    `to_columns` raises DataError for a value that cannot be restored.
+    """
 
     function = "join"
     state_columns = (Column("json", "binary"),)
@@ -107,7 +110,8 @@ class JoinRows(Aggregation[tuple[Remembered, ...]]):
 
     def __init__(self, value_type: Any, window_key: KeyType = "string") -> None:
         """`window_key` is the type of the windows' keys, if the values are windows' results."""
-        type_ = Any if value_type is dict else value_type
+        self._is_untyped = value_type in (dict, Any)
+        type_ = Any if self._is_untyped else value_type
         self._restored = with_bytes_key if value_type is WindowResult and window_key == "bytes" else None
         self._decode = msgspec.json.Decoder(list[tuple[type_, bool]]).decode  # type: ignore[valid-type]
 
@@ -121,7 +125,7 @@ class JoinRows(Aggregation[tuple[Remembered, ...]]):
         return earlier + later
 
     def to_columns(self, state: tuple[Remembered, ...]) -> tuple[ColumnValue, ...]:
-        return (msgspec.json.encode(state),)
+        return (encode_restorable(state, None if self._is_untyped else self._decode),)
 
     def from_columns(self, columns: Sequence[Any]) -> tuple[Remembered, ...]:
         rows = tuple(Remembered(*row) for row in self._decode(columns[0]))

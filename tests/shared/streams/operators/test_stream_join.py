@@ -270,6 +270,26 @@ def test_rows_are_kept_as_they_are() -> None:
     assert rows.result(rows.merge(state, state)) == [7, 7]
 
 
+class Ratio(msgspec.Struct):
+    """A value with a float."""
+
+    x: float
+
+
+def test_a_join_takes_only_values_that_can_be_restored() -> None:
+    """A record whose value in JSON is not of its stream's type is a dead letter, so that a restore succeeds."""
+    builder = StreamsBuilder()
+    ratios = builder.stream("left").map_values(lambda value: Ratio(float(value)), value=Ratio)
+    ratios.join(builder.stream("right"), lambda a, b: [a.x, b], JoinWindows.of(10), name="j").to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for value in (b'"0.5"', b'"nan"'):
+        driver.pipe("left", key=b"k", value=value)
+    driver.crash()
+    driver.restore()
+    driver.pipe("right", key=b"k", value=b"1")
+    assert (len(driver.read("left-dlq")), out(driver)) == (1, [((0.5, 1), 0)])
+
+
 def test_its_stores_are_in_the_changelog_beside_others() -> None:
     """A join and a window in one application restore their own rows from one changelog."""
     builder = StreamsBuilder()
