@@ -629,7 +629,7 @@ class Consumer(Generic[K, V]):
         return None if position is None else self._fetcher.lag(tp, position)
 
     def is_at_end(self, tp: TopicPartition) -> bool:
-        """Whether the position is the last known high watermark.
+        """Whether the position is the high watermark of the last fetch. False if that fetch failed.
 
         Under `read_committed`, polls do not move the position past the first record of an open transaction.
         """

@@ -220,8 +220,9 @@ class Fetcher:
         return None if end is None else max(0, end - position)
 
     def high_watermark(self, tp: TopicPartition) -> int | None:
-        """Return the last known high watermark. Returns None if it is unknown."""
-        return self._assigned_state(tp).high_watermark
+        """Return the high watermark. Returns None if it is unknown, as after a fetch that failed."""
+        state = self._assigned_state(tp)
+        return None if state.failures else state.high_watermark
 
     @property
     def buffered_bytes(self) -> int:

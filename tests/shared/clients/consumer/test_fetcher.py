@@ -324,6 +324,21 @@ def test_a_broker_that_does_not_respond() -> None:
     assert scene.fetches()[1].wanted == {A0: 5}
 
 
+def test_the_high_watermark_is_unknown_while_fetches_fail() -> None:
+    """After a failed fetch the high watermark is unknown until a fetch succeeds, because records may have come."""
+    scene = Scene().at(a0=100)
+    scene.give()
+    assert scene.fetcher.high_watermark(A0) == 100
+    scene.fetcher.failed(scene.fetches()[1], BrokerNotAvailable("gone"), scene.now)
+    assert scene.fetcher.high_watermark(A0) is None
+    scene.now = 100
+    scene.give(a0=NOT_LEADER)
+    assert scene.fetcher.high_watermark(A0) is None
+    scene.now = 1_000
+    scene.give()
+    assert scene.fetcher.high_watermark(A0) == 100
+
+
 def test_a_top_level_error_or_a_missing_partition() -> None:
     """A response with a top-level error, or without a requested partition, is retried later."""
     scene = Scene().at(a0=5)
