@@ -294,7 +294,7 @@ class TopologyTestDriver:
     def _advance_idle_time(self) -> None:
         if self._idle is None:
             return
-        advance_idle_time(self._idle, self.task, self.clock.now_ms(), at_end=True, tasks=1)
+        advance_idle_time(self._idle, self.task, self.clock.monotonic_ms(), at_end=True, tasks=1)
 
     def _append_records(self, topic: str, records: list[_PipedRecord]) -> None:
         table = next((table for table in self.global_tables.values() if table.topic == topic), None)

@@ -162,7 +162,7 @@ class StreamWorker(RebalanceListener):
             )
             _advance_past_transaction_markers(ready, self._consumer)
             blocking_ms_max = self._settings.blocking_ms_max
-            _advance_idle_tasks(ready, self._consumer, now_ms, self.topics.partitions, blocking_ms_max, self._clock)
+            _advance_idle_tasks(ready, self._consumer, self.topics.partitions, blocking_ms_max, self._clock)
             _punctuate_wall_clock_of_all(self._tasks.running(), now_ms, blocking_ms_max, self._clock)
             self._is_accepted = not self.waits_for
         # 4. Begin the next commit. It is prepared here, and written in the background of the next turns.
@@ -575,9 +575,7 @@ def pause_full_partitions(ready: Ready, consumer: Consumer, bytes_max: int) -> N
             consumer.resume(at)
 
 
-def _advance_idle_tasks(
-    ready: Ready, consumer: Consumer, now_ms: int, tasks: int, blocking_ms_max: int, clock: Clock
-) -> None:
+def _advance_idle_tasks(ready: Ready, consumer: Consumer, tasks: int, blocking_ms_max: int, clock: Clock) -> None:
     """Advance the times of tasks that have read everything and are idle long enough, and send the watermarks that are
     due. Log each task for which this takes longer than `blocking_ms_max`. `tasks` is the number of the application's
     tasks.
@@ -589,7 +587,7 @@ def _advance_idle_tasks(
         read = [at for at in consumer.assignment() if at.partition == partition and at.topic not in internal]
         at_end = all(consumer.is_at_end(at) and not running.inputs.holds(at.topic) for at in read)
         with log_if_blocking(f"the advance of partition {partition}'s idle time", clock, blocking_ms_max):
-            advance_idle_time(running.idle, running.task, now_ms, at_end=at_end, tasks=tasks)
+            advance_idle_time(running.idle, running.task, clock.monotonic_ms(), at_end=at_end, tasks=tasks)
 
 
 def _advance_past_transaction_markers(ready: Ready, consumer: Consumer) -> None:

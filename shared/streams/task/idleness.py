@@ -2,7 +2,8 @@
 
 Windows close when stream time passes them, and stream time moves with records. If no more records come, the last
 windows would stay open forever. So if a task has read everything and nothing has come for `idle_timeout_ms`, its times
-advance by the time that has passed, and again after each further `idle_timeout_ms`.
+advance by the time that has passed, and again after each further `idle_timeout_ms`. A monotonic clock measures this
+time, because a step of the wall clock is no idleness.
 
 >>> idle = Idleness(100)
 >>> [idle.due_ms(now, {"in": 7}, at_end=True) for now in (1_000, 1_099, 1_100, 1_150, 1_205)]
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Idleness:
-    """The idle timer of one task, in ms of wall-clock time."""
+    """The idle timer of one task, in ms of a monotonic clock."""
 
     def __init__(self, idle_timeout_ms: int) -> None:
         self._timeout_ms = idle_timeout_ms
@@ -29,14 +30,16 @@ class Idleness:
         self._since_ms: int | None = None
         self._watermark_sent_ms: int | None = None
 
-    def is_watermark_due(self, now_ms: int, *, at_end: bool) -> bool:
+    def is_watermark_due(self, monotonic_ms: int, *, at_end: bool) -> bool:
         """Return whether to send watermarks: at most once in `idle_timeout_ms`, and only if everything was read."""
-        is_due = at_end and (self._watermark_sent_ms is None or now_ms - self._watermark_sent_ms >= self._timeout_ms)
+        is_due = at_end and (
+            self._watermark_sent_ms is None or monotonic_ms - self._watermark_sent_ms >= self._timeout_ms
+        )
         if is_due:
-            self._watermark_sent_ms = now_ms
+            self._watermark_sent_ms = monotonic_ms
         return is_due
 
-    def due_ms(self, now_ms: int, positions: Mapping[str, int], *, at_end: bool) -> int:
+    def due_ms(self, monotonic_ms: int, positions: Mapping[str, int], *, at_end: bool) -> int:
         """Return the ms by which time advances now: the ms since the last record or advance, or 0.
 
         The result is 0 if these ms are fewer than `idle_timeout_ms`. `positions` are the next offsets by topic.
@@ -47,14 +50,14 @@ class Idleness:
             self._since_ms = None
         elif self._since_ms is None or self._positions != positions:
             self._positions = dict(positions)
-            self._since_ms = now_ms
-        elif (quiet_ms := now_ms - self._since_ms) >= self._timeout_ms:
-            self._since_ms = now_ms
+            self._since_ms = monotonic_ms
+        elif (quiet_ms := monotonic_ms - self._since_ms) >= self._timeout_ms:
+            self._since_ms = monotonic_ms
             return quiet_ms
         return 0
 
 
-def advance_idle_time(idle: Idleness, task: TaskContext, now_ms: int, *, at_end: bool, tasks: int) -> None:
+def advance_idle_time(idle: Idleness, task: TaskContext, monotonic_ms: int, *, at_end: bool, tasks: int) -> None:
     """Advance a task's time if that is due, and send watermarks, if they are due, to its repartition topics.
 
     `at_end` is only about source topics that other applications write. `tasks` is the number of the application's
@@ -63,9 +66,9 @@ def advance_idle_time(idle: Idleness, task: TaskContext, now_ms: int, *, at_end:
     # Repartition topics do not count, because behind them time follows watermarks.
     own = {source.topic for source in task.topology.sources() if source.is_internal}
     positions = {topic: at for topic, at in task.sources.items() if topic not in own}
-    if by_ms := idle.due_ms(now_ms, positions, at_end=at_end):
+    if by_ms := idle.due_ms(monotonic_ms, positions, at_end=at_end):
         task.advance_time(by_ms)
-    if own and (idle.is_watermark_due(now_ms, at_end=at_end) or by_ms) and task.failed is None:
+    if own and (idle.is_watermark_due(monotonic_ms, at_end=at_end) or by_ms) and task.failed is None:
         for topic, time_ms in task.times.watermarks(task.stream_time_ms).items():
             for to_partition in range(tasks):
                 task.outputs.add(watermark_record(topic, to_partition, Watermark(task.partition, tasks, time_ms)))

@@ -36,6 +36,7 @@ from penstock.shared.streams.task.watermarks import (
     watermarks_in,
 )
 from penstock.shared.streams.topology import Topology
+from penstock.shared.testing.manual_clock import ManualClock
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.consumed import as_consumed
 
@@ -78,6 +79,24 @@ def test_idle_windows_close() -> None:
     assert driver.task.stream_time_ms == 120
     driver.advance_wall_clock(1_000)
     assert (driver.read("out"), driver.task.stream_time_ms) == ([], 1_120)
+
+
+class SteppedClock(ManualClock):
+    """A clock whose wall clock is set forward by an hour when it reaches 110 ms."""
+
+    def now_ms(self) -> int:
+        return super().now_ms() + 3_600_000 * (self.monotonic_ms() >= 110)
+
+
+def test_a_step_of_the_wall_clock_is_no_idleness() -> None:
+    """If the wall clock is set forward, stream time advances by the time that has passed, and not by the step."""
+    driver = driver_of()
+    driver.clock = SteppedClock()
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
+    for _ in range(20):
+        driver.advance_wall_clock(10)
+    assert driver.clock.now_ms() == 3_600_200
+    assert driver.task.stream_time_ms == 220
 
 
 def test_what_comes_after_an_advance_is_late_for_it() -> None:
