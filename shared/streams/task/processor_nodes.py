@@ -262,10 +262,13 @@ class NodeContext:
             # In a punctuation or a commit there is no source record to reject, so every edge is guarded.
             for edge in self._edges.values():
                 self._guard.forward(edge, record)
-        elif to in self._edges:
-            self._guard.forward(self._edges[to], record)
-        else:
+        elif (child := self._edges.get(to)) is None:
             raise ConfigError(f"{self._node.name!r} forwards to {to!r}, which is not one of its children")
+        elif child.guarded or not child.reached or self._task.record_metadata is None:
+            self._guard.forward(child, record)
+        else:
+            # If another branch has counted the record, it must not stay half counted (`guarded_edges_of`).
+            child.entrance(record)
 
     def schedule(
         self,

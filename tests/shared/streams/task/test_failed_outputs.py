@@ -12,7 +12,7 @@ from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.errors import DataError, ProcessingFailed, RecordTooLarge
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
-from penstock.shared.streams.aggregations.aggregation import Count, Max
+from penstock.shared.streams.aggregations.aggregation import Count, Max, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 from penstock.shared.streams.operators.stream_join import JoinWindows
@@ -163,6 +163,32 @@ def test_siblings_and_branches_without_a_store_go_on() -> None:
         "map_values-5",
     ]
     assert len(driver.store("s")) == 1
+
+
+def counted_and_split() -> TopologyTestDriver:
+    """A count of all records, beside a branch of the odd ones with a sum and a branch of the others without a store."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in")
+    stream.group_by_key().aggregate("total", n=Count())
+    odd, even = stream.branch(lambda record: record.value["n"] % 2 == 1, lambda record: True)
+    odd.group_by_key().aggregate("sum", v=Sum("v"))
+    even.map_values(lambda value: value["v"] + 1).to("even")
+    return TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+
+
+def test_a_branch_that_rejects_a_counted_record_ends_the_task() -> None:
+    """If an aggregate has counted a record, the task ends when an aggregate of a branch rejects it."""
+    driver = counted_and_split()
+    driver.pipe("in", key=b"k", value=b'{"n":1,"v":1}')
+    with pytest.raises(ProcessingFailed, match=r"'sum'.*in-0@1"):
+        driver.pipe("in", key=b"k", value=b'{"n":1,"v":"x"}')
+
+
+def test_a_branch_without_a_store_loses_only_its_output() -> None:
+    """If an aggregate has counted a record, an error in a branch without a store is a dead letter of an output."""
+    driver = counted_and_split()
+    driver.pipe("in", key=b"k", value=b'{"n":2,"v":"x"}')
+    assert (len(driver.read("in-dlq")), driver.store("total").get("k")["n"]) == (1, 1)
 
 
 def test_what_a_node_had_sent_on_is_taken_back() -> None:
