@@ -128,10 +128,10 @@ def record_that_fits(
     timestamp: int | None,
     record_bytes_max: int,
 ) -> ProducerRecord:
-    """Return a late record or a dead letter of an output, without the parts that make it too large.
+    """Return a late record or a dead letter of an output, without the parts that make it too large or invalid.
 
-    The value is left out first, then the key and the headers `own_headers`. The headers `more_headers`, which describe
-    the output, remain.
+    The headers `own_headers` are left out if one of them is invalid. If the record is too large, the value is left out
+    first, then the key and `own_headers`. The headers `more_headers`, which describe the output, remain.
 
     >>> own, more = (("own", b"1"),), (("more", b"2"),)
     >>> without_value = record_that_fits("t", b"x" * 900, b"k", own, more, 5, 500)
@@ -142,6 +142,11 @@ def record_that_fits(
     (None, None, (('more', b'2'),))
     """
     # A record that cannot be written would fail every commit.
+    try:
+        record_size(None, None, list(own_headers))
+    except (AttributeError, TypeError, ValueError):
+        # A processor has set them, and nothing has checked them before.
+        own_headers = ()
     headers = own_headers + more_headers
     if record_size(key, value, list(headers)) > record_bytes_max:
         value = None

@@ -350,6 +350,26 @@ def test_an_error_from_elsewhere_is_of_no_node() -> None:
     assert ProcessorNodes(builder.build(), 1_000, lambda record, source_key: None).node_of(KeyError()) is None
 
 
+@pytest.mark.parametrize("header", [("trace", "abc"), (5, b"abc"), (None, b"abc"), ("\ud800", b"abc"), ("trace",)])
+def test_a_dead_letter_leaves_out_headers_that_no_record_can_have(header: Any) -> None:
+    """An output behind a store with an invalid header is a dead letter without the output's headers, and the task
+    continues."""
+
+    class Keeping(Processor):
+        def process(self, record: Record) -> None:
+            self.context.store("kept").put(record.key, record.value)
+            self.context.forward(record._replace(headers=(header,)))
+
+    builder = StreamsBuilder()
+    builder.stream("in").process(Keeping, builder.add_store("kept")).to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("in", key=b"k", value=b"{}")
+    (dead_letter,) = driver.read("in-dlq")
+    assert (dead_letter.key, dead_letter.value, headers_of(dead_letter)["dlq.stage"]) == (b"k", b"{}", "produce")
+    assert header not in dead_letter.headers
+    assert driver.store("kept").get("k") == {}
+
+
 def test_a_sink_takes_what_the_producer_takes() -> None:
     """The limit is the producer's own measure of a record, headers included."""
     headers = (("trace", b"1" * 50),)

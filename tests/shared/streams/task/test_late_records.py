@@ -243,6 +243,25 @@ def test_anything_can_be_written_as_late() -> None:
     assert written(b"k", b"x" * 2_000) == (b"k", None)
 
 
+def test_a_late_record_leaves_out_headers_that_no_record_can_have() -> None:
+    """A late record that a processor with a store has forwarded with an invalid header is written without it."""
+
+    class Keeping(Processor):
+        def process(self, record: Record) -> None:
+            self.context.store("kept").put(record.key, record.value)
+            headers: Any = (("trace", "abc"),)
+            self.context.forward(record._replace(headers=headers))
+
+    builder = StreamsBuilder()
+    stream = builder.stream("in").process_values(Keeping, builder.add_store("kept"))
+    stream.group_by_key().tumbling_window(10).aggregate("s", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for timestamp in (100, 5):
+        driver.pipe("in", key=b"k", value=b"{}", timestamp=timestamp)
+    (late,) = driver.read("in-late")
+    assert (late.key, late.value, "trace" in dict(late.headers)) == (b"k", b"{}", False)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", ["value", "key", "headers"])
 def test_a_late_record_of_a_punctuation_is_never_too_large(kind: str, part: str) -> None:
