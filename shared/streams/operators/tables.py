@@ -133,11 +133,14 @@ class TableJoin(Processor):
         self._lookup = context.store(self._store_name)
 
     def process(self, record: Record) -> None:
+        # As KStreamKTableJoinProcessor: a record without a value is skipped in any case. A left join keeps one without
+        # a key since KIP-962.
+        if record.value is None:
+            self.context.count_skipped("null value")
+            return
         key = record.key if self._key_of is None else self._key_of(record)
-        # As KStreamKTableJoinProcessor: a left join keeps a record without a key since KIP-962. One without a value is
-        # skipped in any case.
-        if record.value is None or (key is None and not self._left):
-            self.context.count_skipped("null key" if key is None else "null value")
+        if key is None and not self._left:
+            self.context.count_skipped("null key")
             return
         row = None if key is None else self._lookup.get(key)
         if row is not None or self._left:

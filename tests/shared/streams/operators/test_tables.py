@@ -86,6 +86,17 @@ def test_a_left_join_keeps_what_has_no_key() -> None:
     assert (out(driver), driver.task.metrics.skipped_total) == ([{"value": 1, "city": None}], 1)
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_a_key_function_is_not_called_without_a_value(left: bool) -> None:
+    """A record without a value is skipped and counted before the key function, which may read the value, is called."""
+    builder = StreamsBuilder()
+    stream, users = builder.stream("in"), builder.global_table("users", User)
+    (stream.left_join if left else stream.join)(users, pair, key=lambda record: record.value["user"]).to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("in", key=b"k", value=None)
+    assert (driver.metrics()["skipped_records"], driver.read("in-dlq"), driver.read("out")) == (1, [], [])
+
+
 def test_a_row_that_cannot_be_read_is_a_dead_letter() -> None:
     """A table record that cannot be decoded becomes a dead letter, and the old row stays."""
     driver = joined(left=False)
