@@ -72,16 +72,20 @@ class StreamTaskMetrics:
         """As in `Totals`."""
         self._prepared = self.committed
 
-    def processed(self, records: int, stream_time_ms: int, open_windows: int) -> None:
-        """Count processed records, and set the stream time and the number of open windows."""
+    def processed(self, records: int) -> None:
+        """Count processed records."""
         self.records_total += records
         self._records.inc(records)
+
+    def set_gauges(self, stream_time_ms: int, operator_times_ms: Mapping[str, int], open_windows: int) -> None:
+        """Set the stream time, the operators' times by the names of their stores, and the number of open windows.
+
+        This is done at the start and with each commit, because every change of these numbers is committed. A time is
+        -1 ms before the first record that advances it.
+        """
         self._time.set(stream_time_ms / 1000)
         self._open.set(open_windows)
-
-    def operator_times(self, times_ms: Mapping[str, int]) -> None:
-        """Set the operators' times by the names of their stores. A time is -1 ms before the first record with a key."""
-        for store, time_ms in times_ms.items():
+        for store, time_ms in operator_times_ms.items():
             self._operator_time.labels(store=store, **self._own).set(time_ms / 1000)
 
     def late(self, topic: str, records: int) -> None:

@@ -209,6 +209,7 @@ class StreamTask:
             assert isinstance(node, ProcessorNode)
             plain(f"{name!r}: init()", processor.init)(NodeContext(self, node, self._processor_nodes))
         self.vectorized_executors = vectorized_executors(self, self._processor_nodes)
+        self._set_gauges()
 
     def require_whole_input(self) -> None:
         """Raise ConfigError if a batch over files did not finish, because its files must be read first."""
@@ -261,8 +262,7 @@ class StreamTask:
             # A failed task holds half of a change and must never be committed, so it must not ask for a commit.
             if self._processed_records and self.failed is None:
                 self._uncommitted = True
-            self.metrics.processed(self._processed_records, self.stream_time_ms, sum(map(len, self.stores.values())))
-            self.metrics.operator_times(self.times.by_store())
+            self.metrics.processed(self._processed_records)
 
     def take_records(self, columns: Columns, forward: Callable[[Record], None] | None = None) -> None:
         """Process records one by one while there is time; `forward`, by default the nodes, takes decoded records."""
@@ -514,6 +514,7 @@ class StreamTask:
         self._committing = True
         self.schedules.has_new_grid = False
         self.metrics.commit_prepared()
+        self._set_gauges()
         return TaskCommit(outputs, changelog, dict(self.sources), self.epoch, self.commit_number)
 
     def progress_record(self, now_ms: int) -> Progress:
@@ -553,6 +554,9 @@ class StreamTask:
         self._closing = 0
 
     # --- outputs and counts ---
+
+    def _set_gauges(self) -> None:
+        self.metrics.set_gauges(self.stream_time_ms, self.times.by_store(), sum(map(len, self.stores.values())))
 
     def add_output(self, record: ProducerRecord, source_key: bytes | None = None) -> None:
         """Add a record for a topic; `source_key`, if given, chooses its partition instead of its own key."""

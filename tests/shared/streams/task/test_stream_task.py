@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.common.errors import ConfigError, DataError, IllegalState, ProcessingFailed, SchemaMismatch
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Mean, Sum
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader
 from penstock.shared.streams.changelog.format import FINAL, LIVE, PROGRESS, decode_entry, decode_progress
 from penstock.shared.streams.dsl.builder import Stream, StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
@@ -26,6 +28,7 @@ from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.callbacks import in_callback, is_in_callback
 from penstock.shared.streams.task.metrics import Totals
+from penstock.shared.streams.task.restore import restore_changes, restore_progress
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import ProcessorNode, Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
@@ -536,6 +539,7 @@ def test_skipped_and_late_are_counted_by_reason_and_topic() -> None:
     registry = CollectorRegistry()
     task = task_of(sessions(), registry=registry)
     task.process(columns("in", (0, b"a", b"{}", 100), (1, None, b"{}", 100), (2, b"a", b"{}", 3)), 0)
+    task.prepare_commit(0)
     values = {
         "penstock_streams_records_total": ({}, 3),
         "penstock_streams_skipped_records_total": ({"reason": "null key"}, 1),
@@ -546,6 +550,45 @@ def test_skipped_and_late_are_counted_by_reason_and_topic() -> None:
     }
     for name, (labels, expected) in values.items():
         assert registry.get_sample_value(name, {"partition": "0", **labels}) == expected, name
+
+
+def gauges(registry: CollectorRegistry) -> list[float | None]:
+    """The stream time of a task of `sessions`, the time of its store, and the number of its open windows."""
+    of = {"partition": "0"}
+    return [
+        registry.get_sample_value("penstock_streams_stream_time_seconds", of),
+        registry.get_sample_value("penstock_streams_operator_time_seconds", {**of, "store": "s"}),
+        registry.get_sample_value("penstock_streams_open_windows", of),
+    ]
+
+
+def test_gauges_follow_time_that_advances_without_records() -> None:
+    """After the commit of an idle advance, the gauges have the advanced times, and not the windows that it closed."""
+    registry = CollectorRegistry()
+    task = task_of(sessions(), registry=registry)
+    task.process(columns("in", (0, b"a", b"{}", 100)), 0)
+    task.prepare_commit(0)
+    assert gauges(registry) == [0.1, 0.1, 1]
+    task.commit_succeeded()
+    task.advance_time(900)
+    task.prepare_commit(900)
+    assert gauges(registry) == [1.0, 1.0, 0]
+
+
+def test_gauges_are_set_by_a_restore() -> None:
+    """A restored task has the gauges of its state before the first record."""
+    before = task_of(sessions())
+    before.process(columns("in", (0, b"a", b"{}", 100)), 0)
+    commit = before.prepare_commit(0)
+    registry = CollectorRegistry()
+    task = StreamTask(sessions(), 0, application="app", registry=registry)
+    reader = ChangelogReader(partial(restore_changes, task), epoch=1)
+    for offset, (key, value) in enumerate(commit.changelog):
+        reader.feed_record(offset, key, value)
+    assert reader.progress is not None
+    restore_progress(task, reader.progress)
+    task.initialize(0)
+    assert gauges(registry) == [0.1, 0.1, 1]
 
 
 def test_a_dead_letter_moves_no_time() -> None:
@@ -573,6 +616,7 @@ def test_a_dead_letter_moves_no_time() -> None:
     assert task.metrics.dead_letters_total == 1
     assert (task.stream_time_ms, task.times.by_store()) == (100, {"s": 100})
     assert fired == [100]
+    task.prepare_commit(0)
     assert registry.get_sample_value("penstock_streams_stream_time_seconds", {"partition": "0"}) == 0.1
 
 
