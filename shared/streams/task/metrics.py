@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from prometheus_client import CollectorRegistry
@@ -60,11 +60,11 @@ class StreamTaskMetrics:
             "streams_stream_time_seconds",
             "Highest event time of a record that was taken, as Unix time.",
             "partition",
-        ).labels(**own)
+        )
         description = "The event time by which a store's windows are closed, as Unix time."
         self._operator_time = gauge(registry, "streams_operator_time_seconds", description, "partition", "store")
         description = "Windows in the stores; of sliding ones also those that are closed and kept."
-        self._open = gauge(registry, "streams_open_windows", description, "partition").labels(**own)
+        self._open = gauge(registry, "streams_open_windows", description, "partition")
         self._own = own
         self.committed = Totals()
         """The totals as of the last commit. Later work may be repeated by another task."""
@@ -83,10 +83,18 @@ class StreamTaskMetrics:
         This is done at the start and with each commit, because every change of these numbers is committed. A time is
         -1 ms before the first record that advances it.
         """
-        self._time.set(stream_time_ms / 1000)
-        self._open.set(open_windows)
+        self._time.labels(**self._own).set(stream_time_ms / 1000)
+        self._open.labels(**self._own).set(open_windows)
         for store, time_ms in operator_times_ms.items():
             self._operator_time.labels(store=store, **self._own).set(time_ms / 1000)
+
+    def remove_gauges(self, stores: Iterable[str]) -> None:
+        """Remove the gauges, with those of the operators of these stores: the partition's next owner has its own."""
+        partition = self._own["partition"]
+        self._time.remove(partition)
+        self._open.remove(partition)
+        for store in stores:
+            self._operator_time.remove(partition, store)
 
     def late(self, topic: str, records: int) -> None:
         """Count late records of a topic."""

@@ -221,11 +221,12 @@ class StreamTask:
             )
 
     def close(self) -> None:
-        """Call `close` of all processors. Raises ProcessingFailed that names those that raised.
+        """Remove the gauges, and call `close` of all processors. Raises ProcessingFailed that names those that raised.
 
         From now on the task neither schedules nor commits.
         """
         self.not_running_reason = CLOSED
+        self.metrics.remove_gauges(self.times.by_store())
         self._processor_nodes.close(self.partition)
 
     # --- processing ---

@@ -591,6 +591,30 @@ def test_gauges_are_set_by_a_restore() -> None:
     assert gauges(registry) == [0.1, 0.1, 1]
 
 
+def test_a_closed_task_has_no_gauges() -> None:
+    """A closed task's gauges are removed, also if a processor cannot be closed. Its counters stay."""
+
+    class Unclosable(Processor):
+        def process(self, record: Record) -> None:
+            pass
+
+        def close(self) -> None:
+            raise ValueError("open")
+
+    builder, stream = plain()
+    stream.process(Unclosable)
+    stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    registry = CollectorRegistry()
+    task = task_of(builder.build(), registry=registry)
+    task.process(columns("in", (0, b"a", b"{}", 100)), 0)
+    task.prepare_commit(0)
+    assert gauges(registry) == [0.1, 0.1, 1]
+    with pytest.raises(ProcessingFailed):
+        task.close()
+    assert gauges(registry) == [None, None, None]
+    assert registry.get_sample_value("penstock_streams_records_total", {"partition": "0"}) == 1
+
+
 def test_a_dead_letter_moves_no_time() -> None:
     """A value years ahead that an aggregation rejects advances neither the task's nor the operator's time, and fires no
     schedule."""
