@@ -386,9 +386,12 @@ class StreamTask:
         # A record before the position was rejected or processed before.
         if record.offset >= self.sources.get(record.topic, -1):
             self.set_current_record(record)
-            self._send_to_dead_letters_or_raise(self._routes[record.topic][0], record, stage, error)
-            self._current_record = None
-            self.record_metadata = None
+            try:
+                self._send_to_dead_letters_or_raise(self._routes[record.topic][0], record, stage, error)
+            finally:
+                # After an error the records before this one may still be committed.
+                self._current_record = None
+                self.record_metadata = None
             self.sources[record.topic] = record.offset + 1
             self.needs_commit = True
 

@@ -343,6 +343,27 @@ def test_an_error_is_of_the_innermost_node(value: bytes, node: str) -> None:
         task.process(Columns.of([ConsumerRecord("in", 0, 0, 0, b"k", value)]), 0)
 
 
+def test_a_rejection_that_ends_the_task_leaves_no_current_record() -> None:
+    """The last commit still writes the results of the records before a rejected one. They do not name the rejected
+    record as their source."""
+    builder = StreamsBuilder()
+    windows = builder.stream("in").group_by_key().tumbling_window(10).aggregate("w", n=Count()).on_update()
+    windows.key_by(lambda record: "all", name="by-all").group_by_key().aggregate("all", n=Count())
+    driver = TopologyTestDriver(
+        builder.build(),
+        errors=ErrorHandlers(deserialize="fail"),
+        now_ms=1_000,
+        max_future_ms=100,
+        commit_each=False,
+        deduplicate_updates=True,
+    )
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=5)
+    with pytest.raises(ProcessingFailed, match="in-0@1"):
+        driver.pipe("in", key=b"zzz", value=b"{}", timestamp=5_000)
+    (output,) = driver.task.prepare_commit(1_001).outputs
+    assert headers_of(output) == {}
+
+
 def test_an_error_from_elsewhere_is_of_no_node() -> None:
     """An error that was raised outside of the nodes names none."""
     builder = StreamsBuilder()
