@@ -32,13 +32,15 @@ KEY_BYTES_MAX = 1_024
 
 
 def origin_headers(record: ConsumerRecord) -> Headers:
-    """Return the headers that carry a source record's coordinates and raw key."""
+    """Return the headers that carry a source record's coordinates, and its raw key unless it is null or too long."""
     coordinates = (
         (TOPIC, record.topic.encode()),
         (PARTITION, b"%d" % record.partition),
         (OFFSET, b"%d" % record.offset),
     )
-    return coordinates if len(record.key or b"") > KEY_BYTES_MAX else (*coordinates, (KEY, record.key))
+    if record.key is None or len(record.key) > KEY_BYTES_MAX:
+        return coordinates
+    return (*coordinates, (KEY, record.key))
 
 
 def without_origin_headers(headers: Headers) -> Headers:
@@ -47,7 +49,10 @@ def without_origin_headers(headers: Headers) -> Headers:
 
 
 def original_record(record: ConsumerRecord) -> ConsumerRecord:
-    """Return a repartition topic's record with its source record's coordinates and key; unchanged without headers."""
+    """Return a repartition topic's record with its source record's coordinates and key; unchanged without headers.
+
+    The key is None if it was not carried.
+    """
     headers = dict(record.headers)
     topic = headers.get(TOPIC)
     partition = headers.get(PARTITION)
@@ -59,6 +64,6 @@ def original_record(record: ConsumerRecord) -> ConsumerRecord:
         topic=topic.decode(),
         partition=int(partition),
         offset=int(offset),
-        key=headers.get(KEY, record.key),
+        key=headers.get(KEY),
         headers=without_origin_headers(record.headers),
     )

@@ -454,11 +454,14 @@ def test_a_users_topic_is_not_believed() -> None:
     assert (dict(late.headers)[TOPIC], dict(late.headers)[OFFSET], late.key) == (b"in", b"1", b"k")
 
 
-@pytest.mark.parametrize(("key", "shown"), [(None, None), (b"k", b"k"), (b"k" * (KEY_BYTES_MAX + 1), b"new")])
+@pytest.mark.parametrize(("key", "shown"), [(None, None), (b"k", b"k"), (b"k" * (KEY_BYTES_MAX + 1), None)])
 def test_a_key_that_is_too_long_is_not_carried(key: bytes | None, shown: bytes | None) -> None:
-    """The raw source key is restored, also a null key. If it is too long, the record keeps its new key."""
+    """The raw source key is restored. If it is null or too long, no other key is named, also in a second repartition
+    topic."""
     source = ConsumerRecord("in", 1, 2, 5, key, b"v")
     again = ConsumerRecord("app-repartition", 0, 0, 5, b"new", b"v", origin_headers(source))
     assert original_record(again) == ConsumerRecord("in", 1, 2, 5, shown, b"v")
+    assert (KEY in dict(again.headers)) is (shown is not None)
+    assert origin_headers(original_record(again)) == again.headers
     plain = ConsumerRecord("app-repartition", 0, 0, 5, b"new", b"v", TRACE)
     assert original_record(plain) is plain
