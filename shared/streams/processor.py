@@ -78,8 +78,8 @@ class ProcessorContext(Protocol[KForward, VForward]):
     def forward(self, record: Record[KForward, VForward], to: str | None = None) -> None:
         """Forward a record to all children, or to the one named `to`.
 
-        Raises DataError for an invalid timestamp, ConfigError if no child is named `to`, and IllegalState outside of a
-        callback.
+        Raises DataError for an invalid timestamp, ConfigError if no child is named `to`, and IllegalState in `init` and
+        outside of a callback.
         """
         ...
 
@@ -192,8 +192,8 @@ class Processor(Generic[KIn, VIn, KOut, VOut]):
     def __getattr__(self, name: str) -> Any:
         if name == "context":  # absent until init() has set it
             raise IllegalState(
-                f"{type(self).__name__} has no context yet: forwarding, stores and scheduling are for init() and after "
-                "(an init() of your own calls super().init(context) first)"
+                f"{type(self).__name__} has no context yet: it is for init() and after (an init() of your own calls "
+                "super().init(context) first)"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 

@@ -253,6 +253,11 @@ class NodeContext:
     def forward(self, record: Record, to: str | None = None) -> None:
         if not is_in_callback(self._task):
             self._require_work("forward")
+        if not self._task.is_initialized:
+            raise IllegalState(
+                f"{self._node.name!r}: forward() was called in init(), before the nodes below are initialized: forward "
+                "in process(), or schedule a punctuation"
+            )
         check_timestamp(record.timestamp)
         if type(record.headers) is not tuple:
             record = record._replace(headers=tuple(header_pairs(record.headers)))
@@ -287,8 +292,8 @@ class NodeContext:
         if not is_in_callback(self._task):
             raise IllegalState(
                 f"{self._node.name!r}: {call}() was called outside of a callback: a context may only be used in its "
-                "processor's init(), process(), commit() and punctuators, in the thread that runs them. No commit "
-                "follows close(), and an asyncio task or a callback of another library runs too late"
+                "processor's methods and punctuators, in the thread that runs them. No commit follows close(), and an "
+                "asyncio task or a callback of another library runs too late"
             )
 
     def store(self, name: str) -> StateStore | TableLookup:

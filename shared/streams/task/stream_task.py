@@ -190,6 +190,7 @@ class StreamTask:
 
         # The task's lifecycle and counters.
         self.not_running_reason: str | None = NOT_INITIALIZED
+        self.is_initialized = False
         self.failed: ProcessingFailed | None = None
         self.metrics = StreamTaskMetrics(registry, partition)
 
@@ -208,6 +209,7 @@ class StreamTask:
             node = self.topology.nodes[name]
             assert isinstance(node, ProcessorNode)
             plain(f"{name!r}: init()", processor.init)(NodeContext(self, node, self._processor_nodes))
+        self.is_initialized = True
         self.vectorized_executors = vectorized_executors(self, self._processor_nodes)
         self._set_gauges()
 

@@ -58,6 +58,7 @@ class TaskContext(Protocol):
     late_rows: list[LateRows]
     record_metadata: ProcessorRecordContext | None
     needs_commit: bool
+    is_initialized: bool
     failed: ProcessingFailed | None
 
     # Settings and limits.

@@ -1036,6 +1036,25 @@ def test_another_thread() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("below", ["map_values", "sink"])
+def test_init_forwards_nothing(below: str) -> None:
+    """`forward` in `init` raises IllegalState that names the processor, because the nodes below are not initialized."""
+
+    class Announcing(Processor):
+        def init(self, context: ProcessorContext) -> None:
+            super().init(context)
+            context.forward(Record("k", "started", 0))
+
+        def process(self, record: Record) -> None:
+            pass
+
+    builder = StreamsBuilder()
+    stream = builder.stream("in").process_values(Announcing, name="announcing")
+    (stream.map_values(str) if below == "map_values" else stream).to("out")
+    with pytest.raises(IllegalState, match=r"'announcing'.*init\(\)"):
+        TopologyTestDriver(builder.build())
+
+
 @pytest.mark.parametrize("how", ["create_task", "call_soon"])
 async def test_an_asyncio_task_of_process_is_outside_of_callbacks(how: str) -> None:
     """An asyncio task or a callback made in process() runs after it: its context forwards and schedules nothing."""
