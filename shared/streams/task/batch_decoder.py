@@ -51,9 +51,6 @@ class DecodedBatch:
     exceptional: list[int]
     """The indexes, ascending, of records that would be rejected as single records, and so must be processed one by
     one."""
-    decoded: list[Any] | None
-    """The decoded values; with an operator chain, the values that it has returned. Without a chain it is None if a
-    kernel read the values or if they are bytes."""
     is_out: NDArray[np.bool_] | None = None
     """Marks the records that the operator chain has filtered out and those that it had no time for; None means that
     there is no chain."""
@@ -89,22 +86,22 @@ class BatchDecoder:
             exceptional.update(np.flatnonzero(columns.timestamps < 0).tolist())
         codes = self._key_codes(columns, exceptional)
         if self._fields is not None and (numbers := self._decode_json_numbers(columns, exceptional)) is not None:
-            return DecodedBatch(codes, numbers, [], sorted(exceptional), None)
+            return DecodedBatch(codes, numbers, [], sorted(exceptional))
         # No kernel reads these values, or it could not read enough of them.
-        decoded = None if self._source.value is bytes_deserializer else self._decode_values(columns.values, exceptional)
-        values: Sequence[Any] = columns.values if decoded is None else decoded
+        values: Sequence[Any] = columns.values
+        if self._source.value is not bytes_deserializer:
+            values = self._decode_values(columns.values, exceptional)
         is_out = None
         out = set[int]()
         count = len(columns)
         if self._chain is not None:
             values, is_out, count = self._chain.values(columns, values, exceptional)
-            decoded = values
             out = set(np.flatnonzero(is_out).tolist())
         states = self._state_columns(values, columns.timestamps, exceptional, out)
         if states is None:
             return None
         own = sorted(o for o in exceptional if o < count)
-        return DecodedBatch(codes[:count], *states, own, decoded, is_out)
+        return DecodedBatch(codes[:count], *states, own, is_out)
 
     def _decode_json_numbers(self, columns: Columns, exceptional: set[int]) -> RecordNumbers | None:
         """Return the numbers that a kernel, helped by msgspec, reads from JSON; None if the kernel leaves too many."""
