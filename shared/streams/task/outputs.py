@@ -183,17 +183,6 @@ class TaskCommit(NamedTuple):
         """Return all outputs as records."""
         return list(self._iterate_records())
 
-    @property
-    def source_keys(self) -> list[bytes | None]:
-        """Return for each of `outputs` the key that chooses its partition; None means its own key."""
-        keys: list[bytes | None] = []
-        for item, source_key in zip(self.produced.items, self.produced.source_keys, strict=True):
-            if isinstance(item, OutputColumns):
-                keys += [None] * len(item) if item.source_keys is None else item.source_keys
-            else:
-                keys.append(source_key)
-        return keys
-
     def _iterate_records(self) -> Iterator[ProducerRecord]:
         for item in self.produced.items:
             if isinstance(item, OutputColumns):

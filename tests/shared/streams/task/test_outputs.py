@@ -177,7 +177,6 @@ def test_the_partition_is_set_by_the_source_key_alone() -> None:
     outputs.assign_partitions({OUT: range(7)})
     commit = TaskCommit(outputs, EntryColumns.of([]), {}, 1, 1)
     assert [record.partition for record in commit.outputs] == [None, of_b, of_c, of_b, of_c, None]
-    assert commit.source_keys == [None, b"b", b"c", b"b", b"c", None]
     bulks = columns.bulks()
     assert [(bulk.partition, list(bulk.values), list(bulk.timestamps)) for bulk in bulks] == [
         (of_c, [b"2", b"4"], [1, 3]),
