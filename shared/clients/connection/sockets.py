@@ -532,11 +532,14 @@ class Frames(asyncio.BufferedProtocol):
 
 
 def read_in_place(connection: Any) -> bool:
-    """Make an open connection read each response directly into a buffer of the response's size (`Frames`).
+    """Make a connection read each response directly into a buffer of the response's size (`Frames`).
 
-    Returns True if the connection reads so from now on, or already did. Returns False and changes nothing if a request
-    is open or bytes are unread.
+    Returns True if the connection reads so from now on, or already did. Returns False and changes nothing if it is
+    closed, if a request is open, or if bytes are unread.
     """
+    # The broker may close a new connection before the caller resumes.
+    if connection._writer is None:
+        return False
     if isinstance(connection._writer.transport.get_protocol(), Frames):
         return True
     # The new protocol would not see bytes that are in the stream already, and would read a response from its middle.

@@ -69,6 +69,13 @@ async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     await reader.read(1)
 
 
+async def leaving(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Responds to ApiVersions and closes the connection."""
+    request = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+    body = request[4:8] + ApiVersionResponse_v0(0, [(18, 0, 0), (1, 12, 12)]).encode()
+    writer.write(len(body).to_bytes(4, "big") + body)
+
+
 async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Responds to the oldest ApiVersions and Metadata requests as a cluster of one broker."""
     port = writer.get_extra_info("sockname")[1]
@@ -632,4 +639,16 @@ async def test_a_connection_of_aiokafka() -> None:
         assert isinstance(socket._writer.transport.get_protocol(), Frames)
         assert read_in_place(socket)
         assert await connection.refresh_metadata()
+        await connection.close()
+
+
+async def test_a_fetch_fails_if_the_broker_closes_the_new_connection() -> None:
+    """A broker that closes the connection after its set-up is not available. A retry may succeed."""
+    async with serving(leaving) as [(_, port)]:
+        connection = Connection(settings(port))
+        client = SocketClient(connection.settings, "c")
+        connection.adopt(client)
+        knowing(client, port)
+        with pytest.raises(BrokerNotAvailable):
+            await connection.fetch(0, FetchRequest(300, 1, 1 << 20, False, []), "fetch")
         await connection.close()
