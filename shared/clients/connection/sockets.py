@@ -54,6 +54,9 @@ RECONNECT_JITTER = 0.2
 """The client's own backoff is shorter by this share, so that it does not delay a caller that has its own backoff
 with jitter."""
 
+CLOSE_TIMEOUT_MS = 1_000
+"""How long the close of a client waits for the brokers to read what was sent to them."""
+
 SIZE_BYTES = 4
 FRAME_BYTES_MAX = 1 << 30
 """A larger response is treated as a broken connection."""
@@ -144,6 +147,7 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
     def __init__(self, host: str, port: int, *, addresses: Addresses, **options: Any) -> None:
         super().__init__(host, port, **options)
         self._addresses = addresses
+        self._transport: Any = None
 
     async def connect(self) -> None:
         """Connect by TCP and TLS, request the broker's versions, and authenticate by SASL. Raises OSError and
@@ -160,6 +164,7 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
         transport, _ = await loop.create_connection(lambda: protocol, sock=connected, **tls)
         self._reader = reader
         self._protocol = protocol
+        self._transport = transport
         self._writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         self._read_task = self._create_reader_task()
         if self._max_idle_ms is not None:
@@ -184,6 +189,11 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
                 broker=f"{self._host}:{self._port}",
             )
         return sent
+
+    def abort_close(self) -> None:
+        """End a close that has not ended yet. Unsent bytes are dropped."""
+        if not self._closed_fut.done():
+            self._transport.abort()
 
     def authenticator_oauth(self) -> SeenThrough:
         return SeenThrough(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
@@ -440,14 +450,21 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         return update
 
     async def close(self) -> None:
-        """Close every socket, cancel the attempts to connect, and end the pending metadata update."""
+        """Close every socket, cancel the attempts to connect, and end the pending metadata update.
+
+        A socket first sends what was written to it. This ends after CLOSE_TIMEOUT_MS, since the broker may not read.
+        """
         self._is_closed = True
         attempts = list(self._attempts.values())
         for attempt in attempts:
             attempt.cancel()
         await asyncio.gather(*attempts, return_exceptions=True)
+        closing = asyncio.ensure_future(super().close())
         try:
-            await super().close()
+            await asyncio.wait([closing], timeout=CLOSE_TIMEOUT_MS / 1000)
+            for connection in self._conns.values():
+                connection.abort_close()
+            await closing
         finally:
             # aiokafka leaves it pending for ever.
             if self._md_update_fut is not None and not self._md_update_fut.done():

@@ -10,7 +10,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -34,9 +34,15 @@ from penstock.shared.clients.connection.sockets import (
     read_in_place,
 )
 from penstock.shared.clients.protocol.fetch import FetchRequest
+from penstock.shared.clients.protocol.produce import produce_request
 from penstock.shared.common import log
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable, CoordinatorNotAvailable
+from penstock.shared.common.errors import (
+    AuthenticationFailed,
+    BrokerNotAvailable,
+    CoordinatorNotAvailable,
+    KafkaTimeout,
+)
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.testing.fake_broker import FakeCluster
 
@@ -74,6 +80,16 @@ async def leaving(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     request = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
     body = request[4:8] + ApiVersionResponse_v0(0, [(18, 0, 0), (1, 12, 12)]).encode()
     writer.write(len(body).to_bytes(4, "big") + body)
+
+
+async def frozen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Responds to ApiVersions and then reads no more."""
+    request = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+    body = request[4:8] + ApiVersionResponse_v0(0, [(18, 0, 0), (0, 9, 10)]).encode()
+    writer.write(len(body).to_bytes(4, "big") + body)
+    # Cancelled at the end of the test.
+    with suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
 
 
 async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -298,6 +314,31 @@ async def test_failed_attempts_are_backed_off() -> None:
         assert times[-1] - times[0] > 0.2, "16, 32 and three times 64 ms at least"
         assert client._backoffs[0][1] - SYSTEM_CLOCK.monotonic_ms() <= 80
         await client.close()
+
+
+async def test_a_broker_that_does_not_read_does_not_hold_up_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close does not wait until the broker has read what was sent to it, nor if the request has timed out before."""
+    monkeypatch.setattr(sockets, "CLOSE_TIMEOUT_MS", 20)
+    request = produce_request(None, 1, 1_000, [("t", [(0, bytes(16_000_000))])])
+    async with serving(frozen) as [(_, port)]:
+        connection = Connection(settings(port))
+        client = SocketClient(connection.settings, "c")
+        connection.adopt(client)
+        knowing(client, port)
+        assert await connection.connect(0)
+        client._conns[0, ConnectionGroup.DEFAULT]._request_timeout = 0.02
+        with pytest.raises(KafkaTimeout):
+            await connection.send(0, request, "produce")
+        assert await client.ready(0, group=ConnectionGroup.COORDINATION)
+        pending = asyncio.ensure_future(connection.send(0, request, "produce", coordination=True))
+        await asyncio.sleep(0)
+        transports = [opened._transport for opened in client._conns.values()]
+        assert all(transport.get_write_buffer_size() for transport in transports)
+        async with asyncio.timeout(5):
+            await connection.close()
+        assert [transport.get_write_buffer_size() for transport in transports] == [0, 0]
+        with pytest.raises(BrokerNotAvailable):
+            await pending
 
 
 async def test_a_broker_that_is_not_known() -> None:
