@@ -395,28 +395,30 @@ class Connection:
         """
         group = ConnectionGroup.COORDINATION if coordination else ConnectionGroup.DEFAULT
         with translating_errors(where, self.client_id):
-            if self._client is None:
+            client = self._client
+            if client is None:
                 raise BrokerNotAvailable(f"{where}: the connection is closed")
             try:
                 # A broker handles one request of a socket at a time: a JoinGroup would hold up the heartbeats behind
                 # it. And aiokafka has one timeout for each socket.
                 if waits_ms is not None:
                     group = WAITING
-                    if not await self._client.ready(node, group=group):
+                    if not await client.ready(node, group=group):
                         raise kafka.NodeNotReadyError
-                    self._client._conns[node, group]._request_timeout = waits_ms / 1000
-                return await self._client.send(node, request, group=group)
+                    client._conns[node, group]._request_timeout = waits_ms / 1000
+                return await client.send(node, request, group=group)
             except kafka.NodeNotReadyError:
-                raise self._client.connection_error(node, where) from None
+                raise client.connection_error(node, where) from None
 
     async def fetch(self, node: int, request: FetchRequest, where: str) -> FetchResponse:
         """Send a fetch as `send` does, if possible over a connection that reads in place (see `read_in_place`)."""
         with translating_errors(where, self.client_id):
-            if self._client is None:
+            client = self._client
+            if client is None:
                 raise BrokerNotAvailable(f"{where}: the connection is closed")
-            if await self._client.ready(node):
-                read_in_place(self._client._conns[node, ConnectionGroup.DEFAULT])
-            response: FetchResponse = await self._client.send(node, request)
+            if await client.ready(node):
+                read_in_place(client._conns[node, ConnectionGroup.DEFAULT])
+            response: FetchResponse = await client.send(node, request)
             return response
 
     async def coordinator(self, kind: Literal["group", "transaction"], key: str) -> int:

@@ -9,7 +9,7 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -339,6 +339,34 @@ async def test_a_broker_that_does_not_read_does_not_hold_up_the_close(monkeypatc
         assert [transport.get_write_buffer_size() for transport in transports] == [0, 0]
         with pytest.raises(BrokerNotAvailable):
             await pending
+
+
+CONNECTING_CALLS: dict[str, Callable[[Connection], Awaitable[Any]]] = {
+    "send": lambda connection: connection.send(0, object(), "topic t"),
+    "waiting": lambda connection: connection.send(0, object(), "topic t", waits_ms=60_000),
+    "fetch": lambda connection: connection.fetch(0, FetchRequest(300, 1, 1 << 20, False, []), "topic t"),
+}
+
+
+@pytest.mark.parametrize("name", CONNECTING_CALLS)
+async def test_a_close_ends_a_request_that_is_still_connecting(name: str) -> None:
+    """A request whose connection is being set up during the close ends in BrokerNotAvailable, as all others."""
+    accepted = asyncio.Event()
+
+    async def accepting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set()
+        await silent(reader, writer)
+
+    async with serving(accepting) as [(_, port)]:
+        connection = Connection(settings(port))
+        client = SocketClient(connection.settings, "c")
+        connection.adopt(client)
+        knowing(client, port)
+        request = asyncio.ensure_future(CONNECTING_CALLS[name](connection))
+        await accepted.wait()
+        await connection.close()
+        with pytest.raises(BrokerNotAvailable, match="topic t"):
+            await request
 
 
 async def test_a_broker_that_is_not_known() -> None:
