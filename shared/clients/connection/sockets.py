@@ -86,25 +86,29 @@ class Addresses:
         """
         error: OSError = ConnectionRefusedError(f"{host} has no address")
         for family, address in self._rotate_addresses((host, port), await _resolve_host(host, port)):
-            connecting = socket.socket(family, socket.SOCK_STREAM)
-            connecting.setblocking(False)
             try:
-                # Before connecting: TCP negotiates its window from the buffer sizes.
-                for option, size in self._buffers.items():
-                    connecting.setsockopt(socket.SOL_SOCKET, option, size)
-                await asyncio.get_running_loop().sock_connect(connecting, address)
-            # 1. The address refuses the connection: try the next one.
+                return await self._connect_to_address(family, address)
+            # 1. The address refuses the connection, or the system lacks its family: try the next one.
             except OSError as e:
-                connecting.close()
                 error = e
             # 2. The caller's time limit has passed: the next attempt begins after this address.
             except BaseException:
-                connecting.close()
                 self._silent[host, port] = address
                 raise
-            else:
-                return connecting
         raise error
+
+    async def _connect_to_address(self, family: int, address: Any) -> socket.socket:
+        connecting = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connecting.setblocking(False)
+            # Before connecting: TCP negotiates its window from the buffer sizes.
+            for option, size in self._buffers.items():
+                connecting.setsockopt(socket.SOL_SOCKET, option, size)
+            await asyncio.get_running_loop().sock_connect(connecting, address)
+        except BaseException:
+            connecting.close()
+            raise
+        return connecting
 
     def _rotate_addresses(self, broker: tuple[str, int], found: Found) -> Found:
         """Return the addresses, beginning after the one that did not respond."""

@@ -522,6 +522,8 @@ async def test_errors_of_connecting_name_their_client(monkeypatch: pytest.Monkey
 
 
 HERE, NOBODY, BLACK_HOLE = ("127.0.0.1", 0), ("127.0.0.1", 1), ("192.0.2.1", 9092)
+NO_FAMILY = 9_999
+"""A number that is no address family."""
 
 
 class Network:
@@ -570,6 +572,19 @@ async def test_each_address_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "192.0.2.1" in repr(known)
     network.found = [(socket.AF_INET, here)]  # the name has moved
     assert await attempt(known) == here
+    server.close()
+
+
+async def test_an_address_of_a_family_that_the_system_lacks_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An IPv6 address on a system without IPv6 counts as one that refuses the connection."""
+    network = Network(monkeypatch, set())
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    here = server.sockets[0].getsockname()
+    network.found = [(NO_FAMILY, ("::1", 9092)), (socket.AF_INET, here)]
+    assert await attempt(Addresses()) == here
+    network.found = [(NO_FAMILY, ("::1", 9092))]
+    with pytest.raises(OSError, match="family"):
+        await attempt(Addresses())
     server.close()
 
 
