@@ -5,8 +5,9 @@ a reason. The limit doubles with each failure in a row, up to `socket_connection
 broker that does not respond does not delay connections to other brokers.
 
 The addresses of a host name are tried in turn, as under Java's `client.dns.lookup=use_all_dns_ips` (KIP-302). If an
-address refuses the connection, the next address is tried at once. An address that does not respond uses up the whole
-attempt. The next attempt then begins with the address after it, so that every address is tried.
+address refuses the connection, the next address is tried at once. An address that does not respond, or that fails after
+it has accepted the connection, ends the attempt. The next attempt then begins with the address after it, so that every
+address is tried.
 
 aiokafka reads through asyncio's StreamReader, which copies every byte three times before a response is parsed. In a
 fetch these copies are half of the work. `read_in_place` replaces the protocol of an open aiokafka connection. The
@@ -67,33 +68,37 @@ ConnectionId = tuple[int | str, int]
 class Addresses:
     """Connects the sockets of one client.
 
-    It remembers by host and port the last address that did not respond. The next attempt begins after that address.
+    It remembers by host and port the address that ended the last failed attempt. The next attempt begins after it.
     """
 
     def __init__(self, send_buffer_bytes: int = -1, receive_buffer_bytes: int = -1) -> None:
         """The buffer sizes, in bytes, are those of the sockets; -1 for the system's default."""
         sizes = {socket.SO_SNDBUF: send_buffer_bytes, socket.SO_RCVBUF: receive_buffer_bytes}
         self._buffers = {option: size for option, size in sizes.items() if size >= 0}
-        self._silent: dict[tuple[str, int], Any] = {}
+        self._failed: dict[tuple[str, int], Any] = {}
 
     def __repr__(self) -> str:
-        return f"Addresses(silent {self._silent})"
+        return f"Addresses(failed {self._failed})"
 
-    async def connected_socket(self, host: str, port: int) -> socket.socket:
-        """Return a socket connected to one of the host's addresses.
+    def attempt_failed(self, host: str, port: int, address: Any) -> None:
+        """Begin the next attempt after this address."""
+        self._failed[host, port] = address
+
+    async def connected_socket(self, host: str, port: int) -> tuple[socket.socket, Any]:
+        """Return a socket connected to one of the host's addresses, and that address.
 
         Raises the OSError of the last address if all addresses refuse the connection.
         """
         error: OSError = ConnectionRefusedError(f"{host} has no address")
         for family, address in self._rotate_addresses((host, port), await _resolve_host(host, port)):
             try:
-                return await self._connect_to_address(family, address)
+                return await self._connect_to_address(family, address), address
             # 1. The address refuses the connection, or the system lacks its family: try the next one.
             except OSError as e:
                 error = e
             # 2. The caller's time limit has passed: the next attempt begins after this address.
             except BaseException:
-                self._silent[host, port] = address
+                self.attempt_failed(host, port, address)
                 raise
         raise error
 
@@ -111,11 +116,11 @@ class Addresses:
         return connecting
 
     def _rotate_addresses(self, broker: tuple[str, int], found: Found) -> Found:
-        """Return the addresses, beginning after the one that did not respond."""
+        """Return the addresses, beginning after the one that ended the last failed attempt."""
         addresses = [address for _, address in found]
-        if (silent := self._silent.get(broker)) not in addresses:
+        if (failed := self._failed.get(broker)) not in addresses:
             return found
-        first = addresses.index(silent) + 1
+        first = addresses.index(failed) + 1
         return found[first:] + found[:first]
 
 
@@ -160,24 +165,25 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
         # while aiokafka leaves the choice to asyncio, which begins with the first address in every attempt.
         loop = asyncio.get_running_loop()
         is_tls = self._security_protocol.endswith("SSL")
-        connected = await self._addresses.connected_socket(self._host, self._port)
+        connected, address = await self._addresses.connected_socket(self._host, self._port)
         self._closed_fut = loop.create_future()
         reader = asyncio.StreamReader(limit=READER_LIMIT, loop=loop)
         protocol = AIOKafkaProtocol(self._closed_fut, reader, loop=loop)
         tls = {"ssl": self._ssl_context, "server_hostname": self._host} if is_tls else {}
-        transport, _ = await loop.create_connection(lambda: protocol, sock=connected, **tls)
-        self._reader = reader
-        self._protocol = protocol
-        self._transport = transport
-        self._writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-        self._read_task = self._create_reader_task()
-        if self._max_idle_ms is not None:
-            self._idle_handle = loop.call_soon(self._idle_check, weakref.ref(self))
         try:
+            transport, _ = await loop.create_connection(lambda: protocol, sock=connected, **tls)
+            self._reader = reader
+            self._protocol = protocol
+            self._transport = transport
+            self._writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+            self._read_task = self._create_reader_task()
+            if self._max_idle_ms is not None:
+                self._idle_handle = loop.call_soon(self._idle_check, weakref.ref(self))
             await self._do_version_lookup()
             if self._security_protocol.startswith("SASL"):
                 await self._do_sasl_handshake()
         except BaseException:
+            self._addresses.attempt_failed(self._host, self._port, address)
             self.close()
             raise
 

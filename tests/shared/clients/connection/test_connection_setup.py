@@ -229,6 +229,26 @@ async def test_all_addresses_of_a_host_are_tried(monkeypatch: pytest.MonkeyPatch
         await connection.close()
 
 
+@pytest.mark.parametrize("handler", [silent, closing])
+async def test_an_address_whose_set_up_fails_is_skipped_by_the_next_attempt(
+    handler: Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An address may accept the TCP connection and then fail. The next attempt begins with the address after it."""
+    async with serving(handler, answering) as [(failing, first), (_, second)]:
+
+        async def resolve(host: str, at: int) -> Found:
+            return [(socket.AF_INET, ("127.0.0.1", port)) for port in (first, second)]
+
+        monkeypatch.setattr(sockets, "_resolve_host", resolve)
+        kafka_settings = KafkaSettings(
+            bootstrap_servers="kafka.example:9092", request_timeout_ms=2_000, socket_connection_setup_timeout_ms=100
+        )
+        connection = Connection(kafka_settings)
+        await connection.open()
+        assert failing.taken == 1
+        await connection.close()
+
+
 async def test_canonical_names_of_the_bootstrap_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each address of each bootstrap server is contacted by its canonical name. An unknown server is skipped."""
 
@@ -552,8 +572,10 @@ async def attempt(known: Addresses) -> tuple[str, int] | None:
     """Return the address that was connected to, or None if the attempt timed out."""
     try:
         async with asyncio.timeout(0.02):
-            with await known.connected_socket("kafka", 9092) as connected:
-                peer: tuple[str, int] = connected.getpeername()
+            connected, address = await known.connected_socket("kafka", 9092)
+            with connected:
+                assert connected.getpeername() == address
+                peer: tuple[str, int] = address
                 return peer
     except TimeoutError:
         return None
