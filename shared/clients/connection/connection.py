@@ -316,8 +316,9 @@ class Connection:
     def watch(self, topic: str) -> None:
         """Keep a topic's metadata up to date from now on."""
         # aiokafka's empty list stands for all topics: with one topic in it, it would be this topic alone.
-        if not self._watches_all:
-            self._open_client.add_topic(topic)
+        if not self._watches_all and topic not in (client := self._open_client)._topics:
+            # A new set: aiokafka then notices that an update in flight does not name the topic, and repeats it.
+            client.set_topics({*client._topics, topic})
 
     def unwatch(self, topic: str) -> bool:
         """Leave a topic out of later metadata requests. Returns whether that was possible.

@@ -456,6 +456,9 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
             closed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             closed.set_result(False)
             return closed
+        # aiokafka does not do so during a regular update: if that must be repeated, it would wait for the next one.
+        if not self._md_update_waiter.done():
+            self._md_update_waiter.set_result(None)
         update: asyncio.Future[bool] = super().force_metadata_update()
         return update
 

@@ -20,7 +20,6 @@ SIGNATURES: list[tuple[Any, list[str]]] = [
     (AIOKafkaClient.coordinator_lookup, ["self", "coordinator_type", "coordinator_key"]),
     (AIOKafkaClient.force_metadata_update, ["self"]),
     (AIOKafkaClient.get_random_node, ["self"]),
-    (AIOKafkaClient.add_topic, ["self", "topic"]),
     (AIOKafkaClient.set_topics, ["self", "topics"]),
     (ClusterMetadata.add_listener, ["self", "listener"]),
     (ClusterMetadata.topics, ["self", "exclude_internal_topics"]),

@@ -14,6 +14,7 @@ from pydantic import SecretStr
 
 from penstock.shared.clients.connection.connection import Connection, default_client_id, retry_waits
 from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_spec, checked_time
+from penstock.shared.clients.connection.sockets import SocketClient
 from penstock.shared.clients.protocol.flexible_types import Endpoint
 from penstock.shared.common.errors import (
     BrokerNotAvailable,
@@ -187,6 +188,38 @@ async def test_which_topics_are_removed_from_metadata() -> None:
     assert not connection.unwatch("c")
     connection.watch_all()
     assert not connection.unwatch("c")
+
+
+@pytest.mark.parametrize("cause", ["requested", "regular"])
+async def test_a_topic_that_is_watched_during_an_update_is_requested_before_the_update_ends(cause: str) -> None:
+    """The topic is not in the request in flight. `refresh_metadata` waits for another request, which names it."""
+    connection = Connection(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
+    client = SocketClient(connection.settings, "c")
+    connection.adopt(client)
+    requested: list[set[str]] = []
+    is_sent, is_answered = asyncio.Event(), asyncio.Event()
+
+    async def update(_: object, topics: set[str]) -> bool:
+        requested.append(set(topics))
+        is_sent.set()
+        await is_answered.wait()
+        return True
+
+    client._metadata_update = update
+    connection.watch("own")
+    if cause == "regular":
+        client._md_update_waiter, client._md_update_fut = asyncio.Future(), None
+        client._metadata_max_age_ms = 1
+    client._sync_task = asyncio.ensure_future(client._md_synchronizer())
+    await is_sent.wait()
+    client._metadata_max_age_ms = 3_600_000
+    connection.watch("other")
+    refreshed = connection.refresh_metadata()
+    is_answered.set()
+    async with asyncio.timeout(5):
+        assert await refreshed
+    assert requested == [{"own"}, {"own", "other"}]
+    await connection.close()
 
 
 async def test_a_name_that_was_waited_for_takes_no_memory() -> None:

@@ -306,22 +306,22 @@ async def test_idle_topics_are_left_out_of_the_metadata() -> None:
     adds it again."""
     table = Table(metadata_max_idle_ms=5_000)
     know(table.connection, {"t": {0: 1}, "idle": {0: 1}, "busy": {0: 1}})
-    watched = table.connection._client._topics
+    client = table.connection._client
     busy = table.topic("busy")
     batch = table.accumulator.open_batch(busy.queues[0], 100, 0)
     table.topic("idle")
     for now_ms in (1_000, 4_000, 6_000):
         table.topic("t")
         table.partitioner.forget_idle(now_ms)
-    assert watched == {"t", "idle", "busy"}
+    assert client._topics == {"t", "idle", "busy"}
     table.topic("t")
     table.partitioner.forget_idle(6_001)
-    assert watched == {"t", "busy"}
+    assert client._topics == {"t", "busy"}
     table.accumulator.freed(batch)
     table.partitioner.forget_idle(11_002)
-    assert watched == {"t"}
+    assert client._topics == {"t"}
     table.topic("idle")
-    assert watched == {"t", "idle"}
+    assert client._topics == {"t", "idle"}
 
 
 async def test_queues_of_deleted_topics_are_dropped() -> None:
