@@ -431,6 +431,8 @@ class Connection:
             client = self._client
             if client is None:
                 raise BrokerNotAvailable(f"{where}: the connection is closed")
+            # Raises BrokerNotAvailable if no broker is known, where aiokafka's look-up has an assertion.
+            self.any_node()
             coordination_type = CoordinationType.GROUP if kind == "group" else CoordinationType.TRANSACTION
             try:
                 node = int(await client.coordinator_lookup(coordination_type, key))

@@ -508,8 +508,8 @@ async def test_requests_and_errors_name_their_client(caplog: pytest.LogCaptureFi
 
 
 async def test_errors_of_connecting_name_their_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The errors of the bootstrap, of an unreachable coordinator, and of a broker that rejects the client have their
-    reason and the note."""
+    """The errors of the bootstrap, of a request without a known broker, of an unreachable coordinator, and of a broker
+    that rejects the client have their reason and the note."""
     connection = Connection(settings(1, client_id="shop-1", request_timeout_ms=50))
     with pytest.raises(BrokerNotAvailable, match="no broker reached") as bootstrapping:
         await connection.open()
@@ -520,6 +520,11 @@ async def test_errors_of_connecting_name_their_client(monkeypatch: pytest.Monkey
     with pytest.raises(BrokerNotAvailable, match="no broker known") as knowing_none:
         connection.any_node()
     assert getattr(knowing_none.value, "__notes__", ()) == ["client shop-1"]
+    with pytest.raises(BrokerNotAvailable, match="no broker known") as coordinating:
+        await connection.coordinator("group", "g")
+    assert getattr(coordinating.value, "__notes__", ()) == ["client shop-1"]
+
+    knowing(client, 1)
 
     async def find(*_: object) -> int:
         return 7
