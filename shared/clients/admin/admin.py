@@ -135,7 +135,7 @@ class Admin:
     async def create_topics(
         self, topics: Iterable[NewTopic], exist_ok: bool = False, *, timeout_ms: int | None = None
     ) -> None:
-        """Create topics and wait until every partition has a leader.
+        """Create topics, and wait until every broker that can be reached knows the leader of each partition.
 
         Raises TopicAlreadyExists (unless `exist_ok`, which leaves an existing topic as it is), InvalidTopic,
         InvalidRequest (partitions, replication factor, configs: with the broker's message).
@@ -208,18 +208,27 @@ class Admin:
         return unchanged
 
     async def _wait_for_leaders(self, names: list[str], timeout_ms: int | None) -> None:
-        async def check_leaders() -> None:
-            try:
-                described = await self.describe_topics(names, timeout_ms=timeout_ms)
-            except UnknownTopicOrPartition as e:
-                # The topic exists: a broker that has not heard of it yet is no reason to report it as missing.
-                raise NotLeaderOrFollower(f"{e}: not known to the broker yet") from None
-            for description in described.values():
-                for partition in description.partitions:
-                    if partition.leader is None:
-                        raise NotLeaderOrFollower(f"{description.name}-{partition.partition}: no leader yet")
+        request = requests.METADATA([(NO_UUID, name, {}) for name in names], False, False, False)
+        where = "wait for leaders"
 
-        await self._retry_request(check_leaders, "wait for leaders", timeout_ms)
+        async def check_leaders() -> None:
+            # Each broker learns of a topic by itself, and the next request may go to any of them.
+            reached = [node for node in self._connection.nodes() if await self._connection.connect(node)]
+            if not reached:
+                raise BrokerNotAvailable(f"{where}: no broker reached")
+            for node in reached:
+                for topic in (await self._connection.send(node, request, where)).topics:
+                    if topic.error_code:
+                        error = error_for_code(topic.error_code, f"topic {topic.name}")
+                        # The topic exists: a broker that has not heard of it yet is no reason to report it as missing.
+                        if isinstance(error, UnknownTopicOrPartition):
+                            raise NotLeaderOrFollower(f"{error}: not known to node {node} yet")
+                        raise error
+                    for partition in topic.partitions:
+                        if partition.leader < 0:
+                            raise NotLeaderOrFollower(f"{topic.name}-{partition.partition}: no leader yet")
+
+        await self._retry_request(check_leaders, where, timeout_ms)
 
     async def delete_topics(self, names: Iterable[str], *, timeout_ms: int | None = None) -> None:
         """Delete topics. If some do not exist, the others are deleted, and UnknownTopicOrPartition names one that

@@ -68,6 +68,39 @@ async def test_a_created_topic_is_awaited_until_the_broker_knows_it() -> None:
         assert await admin.list_topics() == ["new"]
 
 
+async def test_a_created_topic_is_awaited_until_every_broker_knows_it() -> None:
+    """The next request may go to any broker. It must not find the topic missing."""
+    hidden: set[int] = set()
+    async with FakeCluster(nodes=5) as cluster:
+
+        def hide_topic_once(request: Request) -> Respond | None:
+            named = [topic.name for topic in request.body.topics or ()]
+            if request.node == 1 or request.node in hidden or "new" not in named or "new" not in cluster._state.topics:
+                return None
+            hidden.add(request.node)
+            return Respond(
+                Message(topics=[Message(name="new", error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)], brokers=[])
+            )
+
+        cluster.control(Api.METADATA, hide_topic_once)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=1)
+        async with Admin(kafka) as admin:
+            await admin.create_topics([NewTopic("new", 1)])
+    assert hidden == {2, 3, 4, 5}
+
+
+async def test_a_broker_that_is_not_reached_does_not_delay_the_creation_of_a_topic() -> None:
+    """The call does not wait until an unreachable broker knows the topic."""
+    async with FakeCluster(nodes=2) as cluster:
+        host, _, port = cluster.bootstrap_servers.split(",")[0].rpartition(":")
+        kafka = KafkaSettings(
+            bootstrap_servers=f"{host}:{port}", retry_backoff_ms=1, socket_connection_setup_timeout_ms=50
+        )
+        async with Admin(kafka) as admin:
+            cluster.pause_node(2)
+            await admin.create_topics([NewTopic("new", 1)], timeout_ms=10_000)
+
+
 A = TopicPartition("t", 0)
 
 
