@@ -439,8 +439,8 @@ class Admin:
 
         async def list_groups_of_brokers() -> list[GroupListing]:
             found: dict[str, GroupListing] = {}
-            # Each broker lists only the groups that it coordinates.
-            for node in self._connection.nodes():
+            # Each broker lists only the groups that it coordinates. Brokers may be missing in the known metadata.
+            for node in [broker.node_id for broker in (await self._request_cluster()).brokers]:
                 response = await self._connection.send(node, requests.LIST_GROUPS([]), f"groups of node {node}")
                 if response.error_code:
                     raise error_for_code(response.error_code, f"groups of node {node}")
@@ -726,12 +726,14 @@ class Admin:
         )
 
     async def _find_controller(self) -> int:
-        # Looked up for each attempt, since only the controller changes topics and it may move. No topics are requested
-        # (null would be all of them).
+        # Looked up for each attempt, since only the controller changes topics and it may move.
+        return int((await self._request_cluster()).controller_id)
+
+    async def _request_cluster(self) -> Any:
+        # No topics are requested (null would be all of them).
         topics: list[Any] = []
         request = requests.METADATA(topics, False, False, False)
-        response = await self._connection.send(self._connection.any_node(), request, "metadata")
-        return int(response.controller_id)
+        return await self._connection.send(self._connection.any_node(), request, "metadata")
 
     async def _request_coordinator(self, group_id: str, request: Any, where: str) -> Any:
         return await self._connection.request_coordinator("group", group_id, request, where)

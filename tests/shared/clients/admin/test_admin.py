@@ -252,6 +252,21 @@ async def test_a_lost_response_to_the_deletion_of_a_group_is_no_error(cluster: F
             await admin.delete_group("g")
 
 
+async def test_the_groups_of_a_broker_that_has_restarted_are_listed() -> None:
+    """The brokers of the cluster are looked up in each call: one may have been missing in the last metadata."""
+    async with FakeCluster(nodes=2) as cluster:
+        cluster.create_topic("t", partitions=1)
+        group_ids = {cluster.coordinator(f"g{i}"): f"g{i}" for i in range(20)}
+        assert len(group_ids) == 2
+        async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+            for group_id in group_ids.values():
+                await admin.alter_group_offsets(group_id, {A: 0})
+            await cluster.stop_node(2)
+            assert await admin._connection.refresh_metadata()
+            await cluster.start_node(2)
+            assert [group.group_id for group in await admin.list_groups()] == sorted(group_ids.values())
+
+
 async def test_a_change_that_timed_out_at_the_broker_may_have_been_done() -> None:
     """The retry of such a topic finds it created. That is no error, but a topic that existed before still is."""
     async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
