@@ -21,6 +21,7 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar
 from penstock.shared.clients.admin.types import (
     CONFIG_SOURCES,
     DEAD,
+    UNLIMITED_TIMESTAMPS,
     BrokerDescription,
     ClusterDescription,
     ConfigEntry,
@@ -33,6 +34,7 @@ from penstock.shared.clients.admin.types import (
     PartitionDescription,
     PartitionLag,
     TopicDescription,
+    topic_before_3_6,
     topic_id_text,
 )
 from penstock.shared.clients.connection import Connection, by_leader, list_offsets
@@ -49,6 +51,7 @@ from penstock.shared.common.errors import (
     GroupNotEmpty,
     GroupNotFound,
     IllegalState,
+    InvalidRequest,
     KafkaTimeout,
     NotLeaderOrFollower,
     PenstockError,
@@ -143,16 +146,22 @@ class Admin:
         wanted = list(topics)
         if not wanted:
             return
-        rows: dict[str, Any] = {
-            t.name: (t.name, t.partitions, t.replication_factor, [], list(t.configs.items())) for t in wanted
-        }
+        rows = {t.name: _new_topic_row(t) for t in wanted}
         broker_limit_ms = self._connection.settings.request_timeout_ms
+
+        def use_older_configs(error: InvalidRequest) -> bool:
+            if not any(name in str(error) for name in UNLIMITED_TIMESTAMPS):
+                return False
+            rows.update((t.name, _new_topic_row(topic_before_3_6(t))) for t in wanted)
+            return True
+
         existing = await self._change_topics(
             [t.name for t in wanted],
             lambda names: requests.CREATE_TOPICS([rows[name] for name in names], broker_limit_ms, False),
             TopicAlreadyExists,
             "create topics",
             timeout_ms,
+            use_older_configs,
         )
         if existing and not exist_ok:
             raise existing[0]
@@ -166,9 +175,11 @@ class Admin:
         no_change: type[PenstockError],
         where: str,
         timeout_ms: int | None,
+        correct: Callable[[InvalidRequest], bool] = lambda _: False,
     ) -> list[PenstockError]:
         """Create or delete `names` at the controller, with retries after retriable errors.
 
+        After an InvalidRequest, `correct` may change the request, and returns whether to send it once more.
         An error of the class `no_change` says that a topic already is as requested. Such errors are returned, not
         raised. Left out are those of topics that an earlier attempt may have changed.
         """
@@ -204,7 +215,12 @@ class Admin:
             for error in failed.values():
                 raise error
 
-        await self._retry_request(change, where, timeout_ms)
+        try:
+            await self._retry_request(change, where, timeout_ms)
+        except InvalidRequest as e:
+            if not correct(e):
+                raise
+            await self._retry_request(change, where, timeout_ms)
         return unchanged
 
     async def _wait_for_leaders(self, names: list[str], timeout_ms: int | None) -> None:
@@ -750,6 +766,10 @@ class Admin:
         members = (await self.describe_group(group_id, timeout_ms=timeout_ms)).members
         if members:
             raise GroupNotEmpty(f"group {group_id} has {len(members)} members: {'; '.join(map(str, members))}")
+
+
+def _new_topic_row(topic: NewTopic) -> Any:
+    return topic.name, topic.partitions, topic.replication_factor, [], list(topic.configs.items())
 
 
 def _config_entry(row: Any) -> ConfigEntry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.shared.common.records import INT64_MAX, TopicPartition
 
@@ -25,6 +25,14 @@ CONFIG_SOURCES: Mapping[int, str] = {
 }
 """The sources of a config's value, by Kafka's numbers (ConfigSource in DescribeConfigsResponse)."""
 
+UNLIMITED_TIMESTAMPS: Mapping[str, str] = {
+    # The broker rejects a whole batch if one record's timestamp is further behind or ahead than these (KIP-937).
+    "message.timestamp.before.max.ms": str(INT64_MAX),
+    "message.timestamp.after.max.ms": str(INT64_MAX),
+}
+UNLIMITED_TIMESTAMPS_BEFORE_3_6: Mapping[str, str] = {"message.timestamp.difference.max.ms": str(INT64_MAX)}
+"""Kafka before 3.6 has only this limit, and Kafka 4.0 has removed it."""
+
 EVENT_TIME_CONFIGS: Mapping[str, str] = {
     # Kafka deletes by record timestamp: with a retention, records with old event times are deleted within minutes.
     "retention.ms": "-1",
@@ -32,9 +40,7 @@ EVENT_TIME_CONFIGS: Mapping[str, str] = {
     "segment.ms": str(INT64_MAX),
     # With LogAppendTime the broker would replace event times by the time of writing.
     "message.timestamp.type": "CreateTime",
-    # The broker rejects a whole batch if one record's timestamp is further behind or ahead than these.
-    "message.timestamp.before.max.ms": str(INT64_MAX),
-    "message.timestamp.after.max.ms": str(INT64_MAX),
+    **UNLIMITED_TIMESTAMPS,
 }
 
 
@@ -52,11 +58,21 @@ def event_time_topic(name: str, partitions: int, *, replication_factor: int = -1
     """Return a new topic for records with event times.
 
     It accepts and keeps any timestamp, and no record is deleted because of its age, whatever the broker's defaults are.
+    Kafka before 3.6 rejects two of its configs as unknown. `create_topics` then replaces them by the older
+    `message.timestamp.difference.max.ms`.
 
     In the names of configs, underscores stand for dots: `event_time_topic("t", 4, cleanup_policy="compact")`.
     """
     configured = {name_.replace("_", "."): value for name_, value in configs.items()}
     return NewTopic(name, partitions, replication_factor, {**EVENT_TIME_CONFIGS, **configured})
+
+
+def topic_before_3_6(topic: NewTopic) -> NewTopic:
+    """Return a new topic as Kafka before 3.6 accepts it, if its timestamps are unlimited."""
+    if not UNLIMITED_TIMESTAMPS.items() <= topic.configs.items():
+        return topic
+    others = {name: value for name, value in topic.configs.items() if name not in UNLIMITED_TIMESTAMPS}
+    return replace(topic, configs={**others, **UNLIMITED_TIMESTAMPS_BEFORE_3_6})
 
 
 @dataclass(frozen=True, slots=True)

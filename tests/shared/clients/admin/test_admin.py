@@ -12,7 +12,13 @@ from penstock.shared.clients.admin import Admin, NewTopic, ShiftBy
 from penstock.shared.clients.admin.types import MemberDescription, OffsetChange, event_time_topic
 from penstock.shared.clients.connection.connection import UNKNOWN_TOPIC_GRACE_MS, Connection
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.common.errors import GroupNotFound, KafkaTimeout, TopicAlreadyExists, UnknownTopicOrPartition
+from penstock.shared.common.errors import (
+    GroupNotFound,
+    InvalidRequest,
+    KafkaTimeout,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import (
@@ -338,6 +344,60 @@ def test_event_time_topic() -> None:
         "cleanup.policy": "compact",
     }
     assert (topic.partitions, topic.replication_factor) == (4, -1)
+
+
+class KafkaBefore36:
+    """Handles CreateTopics as a broker that lacks the two limits of timestamps (KIP-937)."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+        self.created: dict[str, dict[str, str]] = {}
+        cluster.control(Api.CREATE_TOPICS, self.create)
+
+    def create(self, request: Request) -> Respond:
+        return Respond(Message(topics=[self._create(topic) for topic in request.body.topics]))
+
+    def _create(self, topic: Any) -> Message:
+        configs = {config.name: config.value for config in topic.configs}
+        if topic.name in self.created:
+            return Message(name=topic.name, error_code=ErrorCode.TOPIC_ALREADY_EXISTS)
+        for name in configs:
+            if name in ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms"):
+                why = f"Unknown topic config name: {name}"
+                return Message(name=topic.name, error_code=ErrorCode.INVALID_CONFIG, error_message=why)
+        self.created[topic.name] = configs
+        self._cluster.create_topic(topic.name, partitions=1)
+        return Message(name=topic.name, error_code=ErrorCode.NONE)
+
+
+async def test_an_event_time_topic_on_kafka_before_3_6() -> None:
+    """The older limit of timestamps takes the place of both newer ones. Other topics of the call are not affected."""
+    async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        broker = KafkaBefore36(cluster)
+        await admin.create_topics([NewTopic("plain", 1), event_time_topic("t", 1)])
+        assert broker.created == {
+            "plain": {},
+            "t": {
+                "retention.ms": "-1",
+                "segment.ms": str(2**63 - 1),
+                "message.timestamp.type": "CreateTime",
+                "message.timestamp.difference.max.ms": str(2**63 - 1),
+            },
+        }
+        with pytest.raises(TopicAlreadyExists, match="topic plain"):
+            await admin.create_topics([NewTopic("plain", 1), event_time_topic("u", 1)])
+        assert list(broker.created) == ["plain", "t", "u"]
+
+
+async def test_an_own_limit_of_timestamps_needs_kafka_3_6() -> None:
+    """An older broker cannot apply a limit in one direction. The error names the config."""
+    async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        broker = KafkaBefore36(cluster)
+        with pytest.raises(InvalidRequest, match=r"message\.timestamp\.after\.max\.ms"):
+            await admin.create_topics(
+                [NewTopic("t", 1, configs={"message.timestamp.after.max.ms": "3600000"}), event_time_topic("u", 1)]
+            )
+        assert list(broker.created) in ([], ["u"])
 
 
 def test_text_of_a_member_has_id_client_id_and_host() -> None:
