@@ -71,6 +71,7 @@ CODES: dict[int, tuple[str, type[e.PenstockError]]] = {
     67: ("INVALID_PRINCIPAL_TYPE", e.InvalidRequest),
     68: ("NON_EMPTY_GROUP", e.GroupNotEmpty),
     69: ("GROUP_ID_NOT_FOUND", e.GroupNotFound),
+    73: ("TOPIC_DELETION_DISABLED", e.InvalidRequest),
     # Client and broker know different leader epochs of the partition (KIP-320): one of them has stale metadata.
     74: ("FENCED_LEADER_EPOCH", e.NotLeaderOrFollower),
     75: ("UNKNOWN_LEADER_EPOCH", e.NotLeaderOrFollower),

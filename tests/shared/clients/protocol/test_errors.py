@@ -30,6 +30,13 @@ def test_an_unknown_code_is_an_error() -> None:
     assert isinstance(error_for_code(9999, "clicks-3"), e.BrokerError)
 
 
+def test_a_cluster_that_forbids_the_deletion_of_topics_says_so() -> None:
+    """With delete.topic.enable=false the broker answers code 73 to DeleteTopics from version 3 on."""
+    error = error_for_code(73, "topic clicks")
+    assert isinstance(error, e.InvalidRequest)
+    assert str(error) == "topic clicks: TOPIC_DELETION_DISABLED"
+
+
 def test_aiokafkas_errors_with_a_code() -> None:
     """An aiokafka error with a broker's error code is translated by that code."""
     for kind in kafka.kafka_errors.values():
