@@ -197,8 +197,7 @@ class FetchRequestManager:
             self._metrics.fetch_failed()
         else:
             now_ms = self._clock.monotonic_ms()
-            for tp, node in self.fetcher.received(fetch, response, now_ms).items():
-                self._connection.leader_moved(tp, node)
+            self.fetcher.received(fetch, response, now_ms)
             self._report_moves()
             size = sum(len(fetched.records) for fetched in response.partitions.values())
             self._metrics.fetched(now_ms - started_ms, size)

@@ -370,30 +370,18 @@ class Fetcher:
             if not isinstance(error, RetriableError):
                 self._fail_partition(tp, state, error)
 
-    def received(self, fetch: Fetch, response: FetchResponse, now_ms: float) -> dict[TopicPartition, int]:
-        """Apply the response to a fetch.
-
-        Returns the new leaders that the response names for partitions that have moved (KIP-951).
-        """
-        moved = {}
+    def received(self, fetch: Fetch, response: FetchResponse, now_ms: float) -> None:
+        """Apply the response to a fetch."""
         for tp, state in self._close_request(fetch):
             fetched = response.partitions.get(tp)
             # A broker may leave a partition out of its response. That is retried, like an unknown error.
             code = response.error_code or (UNKNOWN_SERVER_ERROR if fetched is None else fetched.error_code)
             if fetched is None or code:
-                is_first = not state.failures
                 self._handle_fetch_error(tp, state, code, now_ms)
-                if fetched is not None and fetched.leader is not None:
-                    moved[tp] = fetched.leader
-                    if is_first:
-                        # The new leader is known, so retry at once (KIP-951). From the second time on retry with
-                        # backoff: two brokers with stale metadata may each name the other.
-                        state.retry_ms = now_ms
             elif fetched.diverged_at is not None:
                 self._handle_diverging_epoch(tp, state, fetched.diverged_at, fetched.high_watermark)
             else:
                 self._add_completed_fetch(tp, state, fetched)
-        return moved
 
     def _handle_diverging_epoch(
         self, tp: TopicPartition, state: FetcherPartition, end_offset: int, high_watermark: int

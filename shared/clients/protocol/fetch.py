@@ -20,7 +20,6 @@ from penstock.shared.clients.protocol.flexible_types import (
     FlexibleStruct,
     encode_compact_string,
     encode_unsigned_varint,
-    leader_in,
 )
 from penstock.shared.common.errors import UnsupportedVersion
 
@@ -28,7 +27,6 @@ API_KEY = 1
 VERSION = 12
 CORRELATION_BYTES = 4
 DIVERGING_TAG = 0
-LEADER_TAG = 1
 CONSUMER = -1
 """The replica id of a client that is no broker."""
 NO_SESSION = 0
@@ -68,8 +66,6 @@ class FetchedPartition(NamedTuple):
     aborted: tuple[tuple[int, int], ...] = ()
     """`(producer id, first offset)` of the aborted transactions within the records."""
     records: bytes | memoryview = b""
-    leader: int | None = None
-    """The partition's leader, if the queried broker is not the leader and knows it (KIP-951)."""
     diverged_at: int | None = None
     """The offset from which the broker's log differs from the log that was read, after a truncation."""
 
@@ -125,16 +121,13 @@ def _read_partition(reader: FlexibleReader) -> tuple[int, FetchedPartition]:
     # Records stay buffered until they are polled. A few small ones must not keep a large response in memory.
     if len(records) * SHARED_BY_MAX < reader.size:
         records = bytes(records)
-    tags = reader.tagged_fields()
-    # The new leader comes only with an error (KIP-951).
-    leader = leader_in(tags, LEADER_TAG) if code else None
     diverged_at = None
-    if (tagged := tags.get(DIVERGING_TAG)) is not None:
+    if (tagged := reader.tagged_fields().get(DIVERGING_TAG)) is not None:
         # The log was truncated below the fetched epoch (KIP-595).
         end_offset = _diverging.unpack_from(tagged)[1]
         diverged_at = end_offset if end_offset >= 0 else None
     ends = high_watermark, stable, start
-    return partition, FetchedPartition(code, *ends, tuple(aborted), records, leader, diverged_at)
+    return partition, FetchedPartition(code, *ends, tuple(aborted), records, diverged_at)
 
 
 class _FetchStruct(FlexibleStruct):

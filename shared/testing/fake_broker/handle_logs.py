@@ -24,8 +24,8 @@ READ_COMMITTED = 1
 DELETE_TO_END = -1
 ABORTABLE_REPORTED_SINCE = 11
 """From this version on, a Produce response has the error that a transaction can only be aborted."""
-CURRENT_LEADER_SINCE = {0: 10, 1: 12}
-"""From this version on, a Produce (0) or Fetch (1) response names the leader if the node is not the leader."""
+CURRENT_LEADER_SINCE = 10
+"""From this version on, a Produce response names the leader if the node is not the leader. Fetch does so from 16 on."""
 
 
 def respond_for_partitions(request: Request, response: Callable[[TopicPartition, Any], Message]) -> list[Message]:
@@ -40,7 +40,7 @@ def respond_for_partitions(request: Request, response: Callable[[TopicPartition,
 
 def _current_leader(state: ClusterState, request: Request, tp: TopicPartition) -> Message | None:
     partition = state.partition(tp)
-    if partition is None or request.version < CURRENT_LEADER_SINCE[request.api]:
+    if partition is None or request.version < CURRENT_LEADER_SINCE:
         return None
     return Message(leader_id=partition.leader, leader_epoch=partition.leader_epoch)
 
@@ -188,8 +188,7 @@ def _fetch_response(state: ClusterState, request: Request) -> Message:
         nonlocal left, any_taken
         partition = state.led(request.node, tp)
         if isinstance(partition, ErrorCode):
-            leader = _current_leader(state, request, tp)
-            return Message(partition=tp.partition, error_code=partition, current_leader=leader, records=b"")
+            return Message(partition=tp.partition, error_code=partition, records=b"")
         if (code := epoch_error(row.current_leader_epoch, partition.leader_epoch)) is not ErrorCode.NONE:
             return Message(partition=tp.partition, error_code=code, records=b"")
         log = partition.log

@@ -573,23 +573,6 @@ def test_its_repr_tells_the_state() -> None:
     assert isinstance(scene.next_requests().lookups[0], OffsetLookup)
 
 
-def hint(code: int, leader: int) -> FetchedPartition:
-    return FetchedPartition(code, leader=leader)
-
-
-def test_a_leader_that_a_response_names_gets_a_fetch_at_once() -> None:
-    """A leader named in a response is fetched from at once the first time, and with backoff afterwards."""
-    scene = Scene().at(a0=5, a1=5)
-    (fetch,) = scene.next_requests().fetches
-    made = {A0: hint(NOT_LEADER, 3), A1: FetchedPartition(NOT_LEADER)}
-    assert scene.fetcher.received(fetch, FetchResponse(made), scene.now) == {A0: 3}
-    scene.leaders[A0] = 3
-    (fetch,) = scene.next_requests().fetches
-    assert (fetch.node, fetch.wanted) == (3, {A0: 5})
-    assert scene.fetcher.received(fetch, FetchResponse({A0: hint(NOT_LEADER, 1)}), scene.now) == {A0: 1}
-    assert scene.next_requests().fetches == []
-
-
 def test_a_fetch_has_the_last_fetched_epoch() -> None:
     """A fetch has the leader epoch of the last batch. After a seek it has none."""
     scene = Scene().at(a0=0)
