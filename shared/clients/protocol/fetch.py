@@ -62,7 +62,6 @@ class FetchedPartition(NamedTuple):
     error_code: int
     high_watermark: int = NO_OFFSET
     last_stable_offset: int = NO_OFFSET
-    log_start_offset: int = NO_OFFSET
     aborted: tuple[tuple[int, int], ...] = ()
     """`(producer id, first offset)` of the aborted transactions within the records."""
     records: bytes | memoryview = b""
@@ -71,14 +70,13 @@ class FetchedPartition(NamedTuple):
 
 
 class FetchResponse:
-    """The partitions by (topic, partition), the error code of the whole response, and the throttle time in ms."""
+    """The partitions by (topic, partition), and the error code of the whole response."""
 
-    __slots__ = ("error_code", "partitions", "throttle_ms")
+    __slots__ = ("error_code", "partitions")
 
-    def __init__(self, partitions: dict[tuple[str, int], FetchedPartition], error_code: int = 0, throttle_ms: int = 0):
+    def __init__(self, partitions: dict[tuple[str, int], FetchedPartition], error_code: int = 0) -> None:
         self.partitions = partitions
         self.error_code = error_code
-        self.throttle_ms = throttle_ms
 
     def __repr__(self) -> str:
         size = sum(len(response.records) for response in self.partitions.values())
@@ -98,7 +96,7 @@ class FetchResponse:
 
     @classmethod
     def _read(cls, reader: FlexibleReader) -> FetchResponse:
-        throttle_ms, error_code, _ = reader.read_struct(_head)
+        _, error_code, _ = reader.read_struct(_head)
         partitions: dict[tuple[str, int], FetchedPartition] = {}
         for _ in range(reader.unsigned_varint() - 1):
             topic = reader.compact_string() or ""
@@ -106,11 +104,11 @@ class FetchResponse:
                 partition, response = _read_partition(reader)
                 partitions[topic, partition] = response
             reader.tagged_fields()
-        return cls(partitions, error_code, throttle_ms)
+        return cls(partitions, error_code)
 
 
 def _read_partition(reader: FlexibleReader) -> tuple[int, FetchedPartition]:
-    partition, code, high_watermark, stable, start = reader.read_struct(_partition)
+    partition, code, high_watermark, stable, _ = reader.read_struct(_partition)
     aborted = []
     for _ in range(reader.unsigned_varint() - 1):
         aborted.append(reader.read_struct(_aborted))
@@ -126,8 +124,7 @@ def _read_partition(reader: FlexibleReader) -> tuple[int, FetchedPartition]:
         # The log was truncated below the fetched epoch (KIP-595).
         end_offset = _diverging.unpack_from(tagged)[1]
         diverged_at = end_offset if end_offset >= 0 else None
-    ends = high_watermark, stable, start
-    return partition, FetchedPartition(code, *ends, tuple(aborted), records, diverged_at)
+    return partition, FetchedPartition(code, high_watermark, stable, tuple(aborted), records, diverged_at)
 
 
 class _FetchStruct(FlexibleStruct):

@@ -36,6 +36,7 @@ ENDPOINTS_TAG = 0
 _int32 = struct.Struct(">i")
 _acks_timeout = struct.Struct(">hi")
 _partition = struct.Struct(">ihqqq")
+"""Partition, error code, base offset, log append time, log start offset."""
 
 Topics = list[tuple[str, list[tuple[int, bytes | bytearray | memoryview]]]]
 """`[(topic, [(partition, record batch)])]`."""
@@ -47,7 +48,6 @@ class PartitionProduceResponse(NamedTuple):
     error_code: int
     base_offset: int = -1
     log_append_time: int = -1
-    log_start_offset: int = -1
     detail: str = ""
     leader: int | None = None
     """The partition's new leader, if the queried broker is not the leader and knows it (KIP-951)."""
@@ -88,7 +88,7 @@ class ProduceResponse:
 
 
 def _read_partition(reader: FlexibleReader) -> tuple[int, PartitionProduceResponse]:
-    partition, code, offset, append_time, log_start = reader.read_struct(_partition)
+    partition, code, offset, append_time, _ = reader.read_struct(_partition)
     rejected = []
     for _ in range(reader.unsigned_varint() - 1):
         (index,) = reader.read_struct(_int32)
@@ -101,7 +101,7 @@ def _read_partition(reader: FlexibleReader) -> tuple[int, PartitionProduceRespon
     leader = leader_in(tags, LEADER_TAG) if code else None
     # The message is about the batch, the others about single records of it (KIP-467).
     detail = "; ".join([*([message] if message else []), *rejected])
-    return partition, PartitionProduceResponse(code, offset, append_time, log_start, detail, leader)
+    return partition, PartitionProduceResponse(code, offset, append_time, detail, leader)
 
 
 class ProduceStruct(FlexibleStruct):

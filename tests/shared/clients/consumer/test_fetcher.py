@@ -85,7 +85,7 @@ class Scene:
             if isinstance(got, int):
                 got = FetchedPartition(got)
             elif isinstance(got, bytes):
-                got = FetchedPartition(0, 100, 90, 0, (), got)
+                got = FetchedPartition(0, 100, 90, (), got)
             made[tp] = got
         self.fetcher.received(fetch, FetchResponse(made), self.now)
 
@@ -141,7 +141,7 @@ def test_the_end_under_read_committed() -> None:
 def test_records_of_an_aborted_transaction(committed: bool, taken: dict[Any, Any], moves: dict[Any, Any]) -> None:
     """Only under read_committed they are left out. The position moves past them, which is reported once."""
     scene = Scene(committed=committed).at(a0=0)
-    scene.give(a0=FetchedPartition(0, 100, 90, 0, ((7, 0),), batch(0, 2, producer_id=7)))
+    scene.give(a0=FetchedPartition(0, 100, 90, ((7, 0),), batch(0, 2, producer_id=7)))
     assert scene.take() == taken
     assert (scene.fetcher.position(A0), scene.fetcher.moves(), scene.fetcher.moves()) == (2, moves, {})
 

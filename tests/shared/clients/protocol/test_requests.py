@@ -185,13 +185,9 @@ def test_a_fetch_response() -> None:
         Message(throttle_time_ms=11, error_code=0, session_id=0, topics=topics), FETCH_VERSION
     )
     response = both_ways(body)
-    assert (response.throttle_ms, response.error_code, list(response.partitions)) == (
-        11,
-        0,
-        [("ü", 0), ("ü", 1), ("ü", 2), ("ü", 3)],
-    )
-    assert response.partitions["ü", 0] == FetchedPartition(0, 9, 8, 1, ((5, 2), (6, 3)), large)
-    assert response.partitions["ü", 1] == FetchedPartition(6, -1, -1, -1, (), b"")
+    assert (response.error_code, list(response.partitions)) == (0, [("ü", 0), ("ü", 1), ("ü", 2), ("ü", 3)])
+    assert response.partitions["ü", 0] == FetchedPartition(0, 9, 8, ((5, 2), (6, 3)), large)
+    assert response.partitions["ü", 1] == FetchedPartition(6, -1, -1, (), b"")
     assert response.partitions["ü", 2].records == b"small"
     assert [response.diverged_at for response in response.partitions.values()] == [None, None, None, 44]
     assert repr(response) == "<FetchResponse 4 partitions, 1005 bytes, error 0>"
@@ -299,7 +295,7 @@ def produce_response(body: Message, version: int) -> ProduceResponse:
 
 
 def test_a_produce_response() -> None:
-    """Each partition's result has its offset, timestamp and log start offset. The response has the throttle time."""
+    """Each partition's result has its offset and timestamp. The response has the throttle time."""
     rows = [
         Message(partition=3, error_code=0, base_offset=70, log_append_time_ms=900, log_start_offset=5),
         Message(partition=4, error_code=19),
@@ -309,7 +305,7 @@ def test_a_produce_response() -> None:
         response = produce_response(body, version)
         assert response.throttle_ms == 250
         assert response.partitions == {
-            ("a", 3): PartitionProduceResponse(0, 70, 900, 5),
+            ("a", 3): PartitionProduceResponse(0, 70, 900),
             ("a", 4): PartitionProduceResponse(19),
         }
         assert repr(response).startswith("<ProduceResponse {('a', 3)")
