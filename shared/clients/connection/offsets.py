@@ -19,14 +19,12 @@ from typing import Any
 from penstock.shared.clients.connection.connection import Connection
 from penstock.shared.clients.protocol import requests
 from penstock.shared.clients.protocol.errors import error_for_code
-from penstock.shared.clients.protocol.requests import NO_UUID
+from penstock.shared.clients.protocol.requests import CONSUMER, NO_UUID
 from penstock.shared.common.errors import NotLeaderOrFollower, UnknownTopicOrPartition
 from penstock.shared.common.records import OFFSET_METADATA_MAX_BYTES, OffsetAndMetadata, TopicPartition
 
 SPECS = {"earliest": -2, "latest": -1}
 """The times that stand for a position in ListOffsets."""
-CONSUMER = -1
-"""The replica id of a client that is no broker."""
 NO_LEADER_EPOCH = -1
 """Without the current leader epoch the broker does not fence the request (KIP-320)."""
 READ_UNCOMMITTED = 0

@@ -21,14 +21,12 @@ from penstock.shared.clients.protocol.flexible_types import (
     encode_compact_string,
     encode_unsigned_varint,
 )
-from penstock.shared.common.errors import UnsupportedVersion
+from penstock.shared.clients.protocol.requests import CONSUMER, supported_version
 
 API_KEY = 1
 VERSION = 12
 CORRELATION_BYTES = 4
 DIVERGING_TAG = 0
-CONSUMER = -1
-"""The replica id of a client that is no broker."""
 NO_SESSION = 0
 FULL_FETCH = -1
 """The session epoch of a request outside of a fetch session (KIP-227)."""
@@ -165,9 +163,7 @@ class FetchRequest:
         self._topics = topics
 
     def prepare(self, versions: dict[int, tuple[int, int]]) -> _FetchStruct:
-        low, high = versions.get(API_KEY, (0, -1))
-        if not low <= VERSION <= high:
-            raise UnsupportedVersion(f"Fetch v{VERSION}: the broker speaks v{low} to v{high}")
+        supported_version(versions, "Fetch", API_KEY, VERSION, VERSION)
         level = int(self._read_committed)
         parts = [
             _request.pack(CONSUMER, self._max_wait_ms, self._min_bytes, self._max_bytes, level, NO_SESSION, FULL_FETCH),

@@ -24,7 +24,7 @@ from penstock.shared.clients.protocol.flexible_types import (
     endpoints_in,
     leader_in,
 )
-from penstock.shared.common.errors import UnsupportedVersion
+from penstock.shared.clients.protocol.requests import supported_version
 
 API_KEY = 0
 VERSION_MIN = 9
@@ -132,12 +132,7 @@ class Produce(ProduceRequest):  # type: ignore[misc]
     def prepare(self, versions: dict[int, tuple[int, int]]) -> Any:
         """Encode the request in the newest version that the broker and this client support. Raises UnsupportedVersion
         if there is none."""
-        low, high = versions.get(API_KEY, (0, -1))
-        version = min(high, VERSION_MAX)
-        if version < max(low, VERSION_MIN):
-            raise UnsupportedVersion(
-                f"Produce: v{VERSION_MIN} to v{VERSION_MAX} wanted, the broker has v{low} to v{high}"
-            )
+        version = supported_version(versions, "Produce", API_KEY, VERSION_MIN, VERSION_MAX)
         transactional_id: str | None = self._transactional_id
         parts: list[bytes | bytearray | memoryview] = [
             encode_compact_string(transactional_id),

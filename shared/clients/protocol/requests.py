@@ -30,6 +30,8 @@ from aiokafka.protocol.types import (
 
 from penstock.shared.common.errors import UnsupportedVersion
 
+CONSUMER = -1
+"""The replica id of a client that is no broker."""
 NO_GENERATION = -1
 """The generation of a commit from outside a group, and of a member that is in none."""
 
@@ -82,6 +84,21 @@ def compact_array_of(*fields: tuple[str, Any]) -> Any:
     return CompactArray(Row(*fields))
 
 
+def supported_version(versions: dict[int, tuple[int, int]], name: str, key: int, oldest: int, newest: int) -> int:
+    """Return the newest version from `oldest` to `newest` that the broker supports.
+
+    `versions` has the broker's lowest and highest version by API key. Raises UnsupportedVersion if there is no such
+    version.
+    """
+    low, high = versions.get(key, (0, -1))
+    version = min(high, newest)
+    if version < max(low, oldest):
+        wanted = f"{name} v{oldest}" + (f" to v{newest}" if newest > oldest else "")
+        supported = f"supports v{low} to v{high}" if low <= high else "does not support this API"
+        raise UnsupportedVersion(f"{wanted}: the broker {supported}")
+    return version
+
+
 class WireRequest:
     """A request of one version. aiokafka's connection calls `prepare` with the broker's versions."""
 
@@ -91,9 +108,7 @@ class WireRequest:
         self.name = api.name
 
     def prepare(self, versions: dict[int, tuple[int, int]]) -> Any:
-        low, high = versions.get(self._api.key, (0, -1))
-        if not low <= self._api.version <= high:
-            raise UnsupportedVersion(f"{self._api.name} v{self._api.version}: the broker speaks v{low} to v{high}")
+        supported_version(versions, self._api.name, self._api.key, self._api.version, self._api.version)
         return self._api.struct(*self._fields)
 
     def __repr__(self) -> str:
