@@ -102,7 +102,7 @@ class SinkTaskState:
         self.commit_requested = False
         # A rebalance commits some partitions only. The others keep their schedule.
         if partitions is None:
-            self._next_commit_ms = max(self._next_commit_ms + self._interval_ms, now_ms)
+            self._next_commit_ms = now_ms + self._interval_ms
         wanted = {tp: self.current[tp] for tp in self.current if partitions is None or tp in partitions}
         if not wanted:
             return None

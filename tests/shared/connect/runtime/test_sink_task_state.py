@@ -81,16 +81,17 @@ def test_a_failed_commit_keeps_the_committed_offsets() -> None:
     assert task.commit_failures == 0
 
 
-def test_the_next_commit_is_an_interval_later() -> None:
-    """A requested commit does not change the time of the next scheduled one."""
+def test_the_next_commit_is_an_interval_after_the_last_one() -> None:
+    """The next scheduled commit is one interval after the last commit, however many commits the task requested."""
     task = state()
     assert task.poll_timeout_ms(300) == 700
-    task.commit_requested = True
-    assert task.commit_is_due(300)
-    task.begin_commit(300)
-    task.commit_completed(1, None, None, 300)
-    assert not task.commit_is_due(300)
-    assert task.commit_is_due(2_000)
+    for seqno, now_ms in enumerate((300, 310, 320), start=1):
+        task.commit_requested = True
+        assert task.commit_is_due(now_ms)
+        task.begin_commit(now_ms)
+        task.commit_completed(seqno, None, None, now_ms)
+        assert not task.commit_is_due(now_ms)
+    assert (task.commit_is_due(1_319), task.commit_is_due(1_320)) == (False, True)
 
 
 def test_a_late_loop_does_not_commit_in_a_row() -> None:
@@ -98,10 +99,7 @@ def test_a_late_loop_does_not_commit_in_a_row() -> None:
     task = state()
     task.begin_commit(10_000)
     task.commit_completed(1, None, None, 10_000)
-    assert task.poll_timeout_ms(10_000) == 0
-    task.begin_commit(10_000)
-    task.commit_completed(2, None, None, 10_000)
-    assert not task.commit_is_due(10_001)
+    assert task.poll_timeout_ms(10_000) == 1_000
 
 
 def test_without_offsets_there_is_nothing_to_commit() -> None:
@@ -245,14 +243,14 @@ def test_a_commit_of_some_partitions_leaves_the_interval_alone() -> None:
 
 
 def test_the_first_commit_is_an_interval_after_the_start() -> None:
-    """The first commit is one interval after the start, and the next is one interval after the first was due."""
+    """The first commit is one interval after the start, and the next is one interval after the first began."""
     task = SinkTaskState(offset_flush_interval_ms=1_000, offset_flush_timeout_ms=100, now_ms=50_000)
     assert (task.commit_is_due(50_999), task.commit_is_due(51_000)) == (False, True)
     assert task.poll_timeout_ms(50_400) == 600
     task.opened({A: 0})
     assert task.begin_commit(51_300) is not None
     assert task.commit_completed(1, None, None, 51_310) == 10
-    assert task.poll_timeout_ms(51_310) == 690
+    assert task.poll_timeout_ms(51_310) == 990
 
 
 def test_a_commit_that_was_requested_is_begun_once() -> None:
