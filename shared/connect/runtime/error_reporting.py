@@ -129,22 +129,27 @@ class ErrorReporters:
         ConnectError.
         """
         if self._failed is None and self._pending:
-            self._failed = await self._wait_for_pending()
+            # The dead letters stay in `_pending` until they are stored: another flush must wait for them too.
+            await asyncio.wait(self._pending)
+            if self._failed is None:
+                self._failed = self._take_done()
         if self._failed is not None:
             raise self._failed
 
-    async def _wait_for_pending(self) -> ConnectError | None:
-        pending = self._pending
-        self._pending = []
-        errors = [e for e in await asyncio.gather(*pending, return_exceptions=True) if isinstance(e, BaseException)]
-        if not errors:
+    def _take_done(self) -> ConnectError | None:
+        """Remove the futures that are done, and return the error of those that failed."""
+        done = [one for one in self._pending if one.done()]
+        self._pending = [one for one in self._pending if not one.done()]
+        errors = [asyncio.CancelledError() if one.cancelled() else one.exception() for one in done]
+        failures = [error for error in errors if error is not None]
+        if not failures:
             return None
         # An error that the task reported and that is not tolerated. It is not a failed write.
-        if isinstance(errors[0], ToleranceExceeded):
-            return errors[0]
-        self._metrics.add("deadletterqueue_produce_failures", len(errors))
-        failed = ConnectError(f"{len(errors)} dead letters could not be written: {errors[0]}")
-        failed.__cause__ = errors[0]
+        if isinstance(failures[0], ToleranceExceeded):
+            return failures[0]
+        self._metrics.add("deadletterqueue_produce_failures", len(failures))
+        failed = ConnectError(f"{len(failures)} dead letters could not be written: {failures[0]}")
+        failed.__cause__ = failures[0]
         return failed
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -12,16 +13,19 @@ from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.converters.json import JsonConverter
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord
-from penstock.shared.connect.runtime.error_handling import Failure, Stage
+from penstock.shared.connect.runtime.error_handling import ErrorSettings, Failure, Stage
 from penstock.shared.connect.runtime.error_reporting import (
     TRACE_BYTES_MAX,
+    ErrorReporters,
     RawRecords,
     dead_letter,
     kafka_error_name,
     log_fields,
 )
 from penstock.shared.connect.runtime.states import ConnectorTaskId
+from penstock.shared.connect.runtime.task_metrics import TaskMetrics
 from penstock.shared.connect.task import Offsets
 from tests.shared.connect.harness import TP, RecordingSink, RecordingSinkTask, running, source_record
 from tests.shared.connect.recordings import recorded_dead_letters
@@ -197,6 +201,27 @@ async def test_errors_of_records_and_commits_have_no_secrets() -> None:
         "offset commit failed, reading again": f"ValueError: cannot flush to {shown}",
         "offset commit failed": f"ValueError: cannot flush to {shown}",
     }
+
+
+async def test_each_flush_waits_for_all_dead_letters() -> None:
+    """A flush waits for each dead letter that is not stored, also for those that another flush waits for. A cancelled
+    flush cancels no dead letter, and all flushes raise the error of one that fails.
+    """
+    metrics = TaskMetrics("sink")
+    reporters = ErrorReporters(ID, ErrorSettings(), metrics)
+    stored: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    reporters.await_before_commit(stored)
+    flushes = [asyncio.create_task(reporters.flush()) for _ in range(3)]
+    await asyncio.sleep(0)
+    flushes[0].cancel()
+    done, _ = await asyncio.wait(flushes, timeout=0.01)
+    assert done == {flushes[0]}
+    assert not stored.cancelled()
+    stored.set_exception(DataError("too large"))
+    for flush in flushes[1:]:
+        with pytest.raises(ConnectError, match="1 dead letters"):
+            await flush
+    assert metrics.values(0)["deadletterqueue_produce_failures"] == 1
 
 
 def test_a_long_trace_is_truncated() -> None:
