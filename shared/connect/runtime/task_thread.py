@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from penstock.shared.common.errors import IllegalState
 from penstock.shared.connect.connector import Connector
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.task import SinkTask, Task
 
 T = TypeVar("T")
@@ -56,18 +57,29 @@ class TaskThread:
         A `def` method runs in the thread. If the caller is cancelled, a call that has begun continues. An `async def`
         method runs on the event loop when the calls in the thread have returned. A default method, which does nothing,
         runs on the event loop at once.
+
+        Raises ConnectError if the method raises CancelledError and the caller is not cancelled.
         """
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         result: Any
-        if runs_in_thread(like or method):
-            result = await asyncio.wrap_future(self._submit_call(method, *args))
-        else:
-            # A default method does nothing, so it does not wait for the thread.
-            if self.is_busy and not _is_default_method(method):
-                await asyncio.wrap_future(self._submit_call(lambda: None))
-            result = method(*args)
-        value: T = (await result) if inspect.isawaitable(result) else result
+        try:
+            if runs_in_thread(like or method):
+                result = await asyncio.wrap_future(self._submit_call(method, *args))
+            else:
+                # A default method does nothing, so it does not wait for the thread.
+                if self.is_busy and not _is_default_method(method):
+                    await asyncio.wrap_future(self._submit_call(lambda: None))
+                result = method(*args)
+            value: T = (await result) if inspect.isawaitable(result) else result
+        except asyncio.CancelledError as e:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
+                raise
+            # The connector has awaited work of its own that was cancelled. Without this error the task would end
+            # silently, as if the worker had cancelled it.
+            name = getattr(method, "__qualname__", repr(method))
+            raise ConnectError(f"{name} raised CancelledError, and was not cancelled") from e
         return value
 
     @classmethod

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import ClassVar
 
 import pytest
@@ -21,6 +22,7 @@ from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect import SinkRecord, SinkTask, SinkTaskContext, SourceRecord, SourceTask
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.task_thread import TaskThread, runs_in_thread
 from penstock.shared.connect.runtime.worker_task import TaskSpec
@@ -264,6 +266,46 @@ async def test_errors_of_calls_are_raised_in_the_caller() -> None:
         assert await thread.call(int, "7") == 7
     finally:
         thread.close()
+
+
+async def cancelled_work(*_: object) -> None:
+    """A method that awaits background work that it has cancelled itself."""
+    work = asyncio.ensure_future(asyncio.Event().wait())
+    work.cancel()
+    await work
+
+
+def cancelled_pool(*_: object) -> None:
+    """A method that waits for a call that its own pool of threads has cancelled."""
+    call: Future[None] = Future()
+    call.cancel()
+    call.result()
+
+
+@pytest.mark.parametrize("method", [cancelled_work, cancelled_pool])
+async def test_a_call_that_raises_a_cancellation_has_failed(method: Callable[..., Awaitable[None] | None]) -> None:
+    """CancelledError of the connector's own work is an error of the call, and the caller is not cancelled."""
+    thread = TaskThread()
+    try:
+        with pytest.raises(ConnectError, match="CancelledError"):
+            await thread.call(method)
+    finally:
+        thread.close()
+
+
+@pytest.mark.parametrize("method", [cancelled_work, cancelled_pool])
+async def test_a_task_whose_own_work_was_cancelled_has_failed(
+    method: Callable[..., Awaitable[None] | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task or connector that raises CancelledError of its own work has failed."""
+    async with running() as run:
+        monkeypatch.setattr(RecordingSourceTask, "poll", method)
+        id = await run.run(RecordingSource)
+        await run.until(lambda: run.worker.state(id) is State.FAILED)
+        assert run.listener.of(id) == ["startup", "failure"]
+        monkeypatch.setattr(FileStreamSinkConnector, "start", method)
+        assert await run.worker.start_connector("s", SINK, TargetState.STARTED, run.listener) is State.FAILED
+        assert run.listener.of("s") == ["failure"]
 
 
 async def test_wait_for_is_only_for_the_thread() -> None:
