@@ -262,8 +262,9 @@ class Worker:
         return True
 
     def _check_tasks_max(self, spec: TaskSpec) -> None:
-        tasks_max = int(spec.connector_config.get("tasks.max", "1"))
-        if spec.tasks > tasks_max and spec.connector_config.get("tasks.max.enforce", "true").lower() == "true":
+        config = self.resolve(spec.connector_config)
+        tasks_max = int(config.get("tasks.max", "1"))
+        if spec.tasks > tasks_max and config.get("tasks.max.enforce", "true").lower() == "true":
             raise ConnectError(
                 f"The connector {spec.id.connector} has {spec.tasks} tasks, which is greater than {tasks_max}, the "
                 "maximum number of tasks it is configured to create (tasks.max)"

@@ -54,6 +54,18 @@ async def test_more_tasks_than_tasks_max_are_an_error() -> None:
         assert run.listener.of(id) == ["failure"]
 
 
+async def test_tasks_max_may_be_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tasks.max` and `tasks.max.enforce` are resolved before a task is compared with them."""
+    monkeypatch.setenv("PENSTOCK_TEST_TASKS", "2")
+    monkeypatch.setenv("PENSTOCK_TEST_ENFORCE", "true")
+    config = {**SINK, "tasks.max": "${env:PENSTOCK_TEST_TASKS}", "tasks.max.enforce": "${env:PENSTOCK_TEST_ENFORCE}"}
+    async with running(config_providers="env") as run:
+        for tasks, begins in ((2, True), (3, False)):
+            spec = TaskSpec(ConnectorTaskId("s", tasks), config, config, tasks=tasks)
+            assert await run.worker.start_task(spec, TargetState.STARTED, run.listener) is begins
+        assert "greater than 2" in run.listener.traces[0]
+
+
 async def test_connectors_follow_their_target() -> None:
     """A connector follows its target state; one with an unknown class fails."""
     async with running() as run:
