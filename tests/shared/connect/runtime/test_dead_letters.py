@@ -27,6 +27,7 @@ from penstock.shared.connect.runtime.error_reporting import (
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.runtime.task_metrics import TaskMetrics
 from penstock.shared.connect.task import Offsets
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail
 from tests.shared.connect.harness import TP, RecordingSink, RecordingSinkTask, running, source_record
 from tests.shared.connect.recordings import recorded_dead_letters
 
@@ -87,6 +88,16 @@ async def test_an_error_that_is_not_tolerated_fails_the_task_after_its_report() 
         )
         await run.until(lambda: "failure" in run.listener.of(id))
         assert "ToleranceExceeded" in run.listener.traces[0]
+
+
+async def test_a_dead_letter_topic_that_exists_is_not_created() -> None:
+    """A sink needs no right to create topics if its dead-letter topic exists."""
+    async with running() as run:
+        run.cluster.create_topic("dlq")
+        with run.cluster.control(Api.CREATE_TOPICS, Fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED)):
+            id = await run.run(RecordingSink, topics="t", errors_deadletterqueue_topic_name="dlq")
+            await run.until(lambda: run.listener.of(id))
+        assert run.listener.of(id) == ["startup"]
 
 
 @pytest.mark.parametrize("when", ["put", "pre_commit"])
