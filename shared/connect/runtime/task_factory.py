@@ -239,7 +239,7 @@ class _Build:
         if topics := self._values["topics"]:
             return list(topics)
         if pattern := self._values["topics.regex"]:
-            return re.compile(f"(?:{pattern})\\Z")
+            return re.compile(pattern)
         raise ConfigError("Must configure one of topics or topics.regex")
 
     def source(self, task: SourceTask, plugin: type[Connector]) -> WorkerTask:

@@ -254,14 +254,15 @@ async def test_partitions_that_the_task_paused_stay_paused() -> None:
             await run.until(lambda: task().values == ["a", "b"])
 
 
-async def test_a_pattern_names_topics_by_their_whole_name() -> None:
-    """`topics.regex` must match the whole name of a topic."""
+@pytest.mark.parametrize("pattern", ["clicks-..", "(?i)CLICKS-.."])
+async def test_a_pattern_names_topics_by_their_whole_name(pattern: str) -> None:
+    """`topics.regex` must match the whole name of a topic. It may begin with a flag."""
     async with running() as run:
         run.cluster.create_topic("clicks-eu")
         run.cluster.create_topic("clicks-eu-dlq")
         await produce(run, b"x", topic="clicks-eu")
         await produce(run, b"y", topic="clicks-eu-dlq")
-        await run.run(RecordingSink, topics_regex="clicks-..")
+        await run.run(RecordingSink, topics_regex=pattern)
         await run.until(lambda: RecordingSinkTask.made and task().values)
         await run.until(lambda: len([call for call in task().calls if call[0] == "pre_commit"]) > 2)
         assert task().values == ["x"]
