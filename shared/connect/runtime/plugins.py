@@ -113,7 +113,9 @@ class Plugins:
         return sorted((desc for desc in self._descs if desc.kind == kind), key=lambda desc: desc.name)
 
     def find(self, kind: str, name: str) -> type | None:
-        """Return a plugin of a kind by any of its names, or by a class path that can be imported."""
+        """Return a plugin of a kind by any of its names, or by a class path that can be imported. Blanks around the
+        name are ignored, as in Java."""
+        name = name.strip()
         found = self._by_name[kind].get(name)
         return found or _import_plugin_class(name, KINDS[kind])
 

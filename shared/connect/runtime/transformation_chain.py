@@ -71,7 +71,7 @@ class TransformationChain:
             predicate = None
             negate = parse("negate", Type.BOOLEAN, own.get("negate", "false"))
             if (name := own.get("predicate")) is not None:
-                predicate = cls._make_predicate(plugins, props, name, alias)
+                predicate = cls._make_predicate(plugins, props, name.strip(), alias)
             stages.append(TransformationStage(transformation, predicate, negate))
         return cls(stages)
 

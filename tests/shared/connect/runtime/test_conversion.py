@@ -73,7 +73,7 @@ def test_predicates_select_records() -> None:
     bound = {
         "predicates": "gone",
         "predicates__gone__type": "RecordIsTombstone",
-        "transforms__one__predicate": "gone",
+        "transforms__one__predicate": "gone ",  # a properties file keeps the blank
         "transforms__one__negate": "true",
         "transforms__two__type": "Filter",
         "transforms__two__predicate": "gone",

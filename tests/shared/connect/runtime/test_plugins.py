@@ -29,10 +29,12 @@ PATH = "penstock.connect.connectors.FileStreamSinkConnector"
         PATH,
         "penstock.connect.connectors:FileStreamSinkConnector",
         "to-file",
+        f" {PATH} ",
     ],
 )
 def test_a_connector_has_many_names(name: str) -> None:
-    """Kafka's class name, its short forms, our class path and an entry point's name all find the class."""
+    """Kafka's class name, its short forms, our class path and an entry point's name all find the class. Blanks around
+    them are ignored, since a properties file keeps them."""
     assert Plugins([("to-file", FileStreamSinkConnector)]).connector_class(name) is FileStreamSinkConnector
 
 
