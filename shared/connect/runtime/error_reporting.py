@@ -15,9 +15,9 @@ import asyncio
 import traceback
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
@@ -25,10 +25,10 @@ from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import DataError, PenstockError, RetriableError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
-from penstock.shared.connect.errors import ConnectError, ToleranceExceeded
+from penstock.shared.connect.errors import ConnectError, MoreNeeded, ToleranceExceeded
 from penstock.shared.connect.record import SinkRecord, SourceRecord
 from penstock.shared.connect.redaction import Mask, unmasked
-from penstock.shared.connect.runtime.conversion import Conversion
+from penstock.shared.connect.runtime.conversion import FETCHES_MAX, Conversion
 from penstock.shared.connect.runtime.error_handling import ErrorSettings, Failure, RetryWithToleranceOperator, Stage
 from penstock.shared.connect.runtime.plugins import class_name
 from penstock.shared.connect.runtime.states import ConnectorTaskId
@@ -36,6 +36,8 @@ from penstock.shared.connect.runtime.task_metrics import TaskMetrics
 from penstock.shared.connect.runtime.task_thread import TaskThread
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
 
 PENDING_MAX = 10_000
 """The maximum number of unacknowledged dead letters. The next one waits for all of them."""
@@ -197,24 +199,35 @@ class WorkerErrantRecordReporter:
 
     async def _report_errant_record(self, record: SinkRecord, error: Exception) -> None:
         # By the original coordinates: a transform may have changed the record's topic.
-        raw = self._raw.find(*record.original) or self._convert_back_to_consumer_record(record)
+        raw = self._raw.find(*record.original) or await self._convert_back_to_consumer_record(record)
         failure = Failure(Stage.TASK_PUT, self._task_class, error)
         written = await self._reporters.send(raw, failure)
         self._operator.failed(failure, self._clock.now_ms())
         if written is not None:
             await written
 
-    def _convert_back_to_consumer_record(self, record: SinkRecord) -> ConsumerRecord:
+    async def _convert_back_to_consumer_record(self, record: SinkRecord) -> ConsumerRecord:
         topic, partition, offset = record.original
+        convert = self._conversion
         try:
-            key = self._conversion.key.from_connect_data(topic, record.key_schema, record.key)
-            value = self._conversion.value.from_connect_data(topic, record.value_schema, record.value)
-            made = self._conversion.header.from_connect_header
+            key = await _convert(lambda: convert.key.from_connect_data(topic, record.key_schema, record.key))
+            value = await _convert(lambda: convert.value.from_connect_data(topic, record.value_schema, record.value))
+            made = convert.header.from_connect_header
             headers = tuple((one.name, made(topic, one.name, one.schema, one.value)) for one in record.headers)
         except PenstockError as e:
             raise ConnectError(f"{topic}-{partition}@{offset} cannot be converted to a dead letter: {e}") from e
         timestamp = -1 if record.timestamp is None else record.timestamp
         return ConsumerRecord(topic, partition, offset, timestamp, key, value, headers)
+
+
+async def _convert(operation: Callable[[], T]) -> T:
+    """Return the result of a converter. After MoreNeeded the operation is repeated when the data is fetched."""
+    for _ in range(FETCHES_MAX):
+        try:
+            return operation()
+        except MoreNeeded as e:
+            await e.fetch()
+    return operation()
 
 
 def kafka_error_name(error: Exception) -> str:

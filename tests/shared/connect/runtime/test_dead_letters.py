@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -13,7 +14,8 @@ from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.converters.json import JsonConverter
-from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.converters.plain import StringConverter
+from penstock.shared.connect.errors import ConnectError, MoreNeeded
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.runtime.error_handling import ErrorSettings, Failure, Stage
 from penstock.shared.connect.runtime.error_reporting import (
@@ -26,9 +28,10 @@ from penstock.shared.connect.runtime.error_reporting import (
 )
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.runtime.task_metrics import TaskMetrics
+from penstock.shared.connect.schema import Schema
 from penstock.shared.connect.task import Offsets
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail
-from tests.shared.connect.harness import TP, RecordingSink, RecordingSinkTask, running, source_record
+from tests.shared.connect.harness import STRING, TP, RecordingSink, RecordingSinkTask, running, source_record
 from tests.shared.connect.recordings import recorded_dead_letters
 
 HOIST = "org.apache.kafka.connect.transforms.HoistField$Key"
@@ -131,11 +134,29 @@ async def test_a_record_reported_late_is_not_committed(when: str) -> None:
         assert run.cluster.committed("connect-c").get(TP, OffsetAndMetadata(0)).offset == 0
 
 
-@pytest.mark.parametrize("kept", [True, False])
-async def test_a_record_reported_while_flushing_is_as_it_was_read(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+class Fetching(StringConverter):
+    """A string converter that must fetch a schema before it writes, as those of a schema registry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_schema = False
+
+    def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:
+        async def fetch() -> None:
+            self.has_schema = True
+
+        if not self.has_schema:
+            raise MoreNeeded("the id of a schema", fetch)
+        return super().from_connect_data(topic, schema, value)
+
+
+@pytest.mark.parametrize(("kept", "converter"), [(True, STRING), (False, STRING), (False, f"{__name__}.Fetching")])
+async def test_a_record_reported_while_flushing_is_as_it_was_read(
+    kept: bool, converter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A record reported while flushing is written with its original key, value and headers.
 
-    If the raw record is no longer kept, it is converted back.
+    If the raw record is no longer kept, it is converted back, after the converter has fetched its schema.
     """
 
     def prepare(made: RecordingSinkTask) -> None:
@@ -158,6 +179,7 @@ async def test_a_record_reported_while_flushing_is_as_it_was_read(kept: bool, mo
         await run.run(
             RecordingSink,
             topics="t",
+            value_converter=converter,
             errors_tolerance="all",
             errors_deadletterqueue_topic_name="dlq",
             errors_deadletterqueue_topic_replication_factor="1",
