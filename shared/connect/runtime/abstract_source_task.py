@@ -103,6 +103,9 @@ class SourceParts:
 class AbstractWorkerSourceTask(WorkerTask):
     """The loop of a source task."""
 
+    _pause_takes_back = True
+    """Whether a pause takes back a record that waits to be sent, as a stop does."""
+
     def __init__(
         self, id: ConnectorTaskId, listener: StatusListener, parts: SourceParts, metrics: TaskMetrics, clock: Clock
     ) -> None:
@@ -287,7 +290,7 @@ class AbstractWorkerSourceTask(WorkerTask):
                 await asyncio.wait((sending,), timeout=HELD_UP_CHECK_MS / 1000)
                 if before is None or before is not self._in_hand:
                     blocked_ms = 0
-                elif self.stopping or self.should_pause:
+                elif self.stopping or (self.should_pause and self._pause_takes_back):
                     break
                 else:
                     blocked_ms += HELD_UP_CHECK_MS
@@ -406,6 +409,7 @@ class AbstractWorkerSourceTask(WorkerTask):
                 # Only with the connector's own producer.override.max.block.ms. Otherwise `_watch_topics` sees it first.
                 if isinstance(e, UnknownTopicOrPartition):
                     await self._fail_without_topic(_destination_partition(produced), "the producer's max.block.ms")
+                self._raise_send_error()
                 log.warning("send will be retried", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
                 return False
             except ConnectError:  # not the record's own error: `errors.tolerance` does not apply

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.errors import PenstockError, TransactionAborted
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 from penstock.shared.common.settings import KafkaSettings
@@ -63,6 +63,9 @@ async def fence_producers(kafka: KafkaSettings, transactional_ids: Iterable[str]
 
 class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
     """A source task under exactly-once."""
+
+    # The producer can only abort a transaction in which a send was cancelled. So a pause waits for the record.
+    _pause_takes_back = False
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         }
 
     def _record_sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
-        # Compared, since a callback may come after an abort, or after a retry removed the record from the list.
+        # Compared, since a callback may come after an abort.
         if isinstance(token, int) and token < len(self._records) and self._records[token][0] is record:
             self._records[token] = (record, metadata)
 
@@ -132,8 +135,10 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         await self._end_transaction(self._boundary.after_record(record))
 
     def _record_not_sent(self, token: object) -> None:
-        if isinstance(token, int):
-            del self._records[token:]
+        # The producer can only abort a transaction in which a send failed or was cancelled. The next instance of the
+        # task polls its records again.
+        if token is not None and self.send_error is None:
+            self.send_error = TransactionAborted("a record could not be sent, so its transaction cannot be committed")
 
     async def _record_dispatched(self, record: SourceRecord) -> None:
         await self._end_transaction(self._boundary.after_record(record))

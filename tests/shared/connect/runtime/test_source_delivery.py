@@ -553,6 +553,32 @@ async def test_a_pause_leaves_no_transaction_open() -> None:
         assert (values(run), values(run, "offsets")) == ([b"a"], [b'{"position":1}'])
 
 
+async def test_a_pause_waits_for_a_record_that_cannot_be_sent() -> None:
+    """A pause does not break the transaction: it waits until Kafka takes the record, and then commits."""
+    async with running(**ENABLED) as run:
+        id = await started(run)
+        task().batches.put_nowait([source_record("a", 1), source_record("b", 2, topic="late")])
+        await run.until(lambda: run.worker.task_metrics()[0][2]["source_send_blocked_ms"] >= 200)
+        await run.worker.set_target_state("c", TargetState.PAUSED)
+        await run.until(lambda: run.worker.task_metrics()[0][2]["source_send_blocked_ms"] >= 400)
+        assert run.listener.of(id) == ["startup"]
+        run.cluster.create_topic("late")
+        await run.until(lambda: run.listener.of(id) == ["startup", "paused"])
+        assert (values(run), values(run, "late")) == ([b"a"], [b"b"])
+        assert values(run, "offsets") == [b'{"position":2}']
+
+
+async def test_a_stop_aborts_a_transaction_with_a_record_that_cannot_be_sent() -> None:
+    """A stop while a record cannot be sent aborts the transaction, and the task ends without an error."""
+    async with running(**ENABLED) as run:
+        id = await started(run)
+        task().batches.put_nowait([source_record("a", 1), source_record("b", 2, topic="missing")])
+        await run.until(lambda: run.worker.task_metrics()[0][2]["source_send_blocked_ms"] >= 200)
+        await run.worker.stop_tasks([id])
+        assert run.listener.of(id) == ["startup", "shutdown"]
+        assert values(run) == values(run, "offsets") == []
+
+
 async def test_a_newer_instance_fences_the_older() -> None:
     """A newer instance fences the older one, whose next write fails it."""
     async with running(**ENABLED) as run:
