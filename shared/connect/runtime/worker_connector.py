@@ -45,6 +45,7 @@ class WorkerConnector:
         self._on_reconfiguration = on_reconfiguration
         self._wanted: asyncio.Queue[tuple[TargetState | None, asyncio.Future[State]]] = asyncio.Queue()
         self._started = False
+        self._stop_call: asyncio.Future[None] | None = None
         self._ended = False
         self._runner: asyncio.Task[None] | None = None
         self._thread = TaskThread(f"connector-{name}")
@@ -69,12 +70,21 @@ class WorkerConnector:
 
     async def shutdown(self, timeout_ms: float) -> None:
         """Stop the connector. It is cancelled and abandoned if it takes longer than `timeout_ms`. Requests that still
-        wait then return its state. Later events are not reported."""
+        wait then return its state. Later events are not reported.
+
+        If a `def` method of an abandoned connector still runs, `stop` is called when it returns."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._request_target_state(None)
         except TimeoutError:
             log.warning("connector did not stop in time and is abandoned", connector=self.name)
+            # 1. `start` still runs in the thread. 2. `stop` waits for another call in the thread: it is left alone.
+            # 3. An `async def` method does not end: it is cancelled.
+            if self._thread.is_busy:
+                if self._started:
+                    self._begin_stop()
+            elif self._stop_call is not None:
+                self._stop_call.cancel()
         self._ended = True
         if self._runner is not None:
             self._runner.cancel()
@@ -82,7 +92,10 @@ class WorkerConnector:
             _, done = self._wanted.get_nowait()
             if not done.done():
                 done.set_result(self.state)
-        self._thread.close()
+        if self._stop_call is None:
+            self._thread.close()
+        else:
+            self._stop_call.add_done_callback(lambda _: self._thread.close())
 
     async def task_configs(self, tasks_max: int) -> list[dict[str, str]]:
         """Return the connector's task configurations. Raises any error that the connector raises."""
@@ -124,16 +137,24 @@ class WorkerConnector:
         elif not self._started:
             first = self.state is State.UNASSIGNED
             self.connector.initialize(self)
-            await self._thread.call(self.connector.start, self.props)
             self._started = True
+            try:
+                await self._thread.call(self.connector.start, self.props)
+            except Exception:
+                self._started = False
+                raise
             # `raise_error` may have failed it while it started.
             if not self._has_failed():
                 self._move_connector_state(Event.STARTUP if first else Event.RUNNING)
 
     async def _stop_connector_if_started(self) -> None:
         if self._started:
-            self._started = False
-            await self._thread.call(self.connector.stop)
+            await asyncio.shield(self._begin_stop())
+
+    def _begin_stop(self) -> asyncio.Future[None]:
+        self._started = False
+        self._stop_call = asyncio.ensure_future(self._thread.call(self.connector.stop))
+        return self._stop_call
 
     async def _shut_down_connector(self) -> None:
         failed = self.state is State.FAILED

@@ -427,6 +427,44 @@ async def test_a_connector_that_does_not_end_is_abandoned() -> None:
         BlockingConnector.may_start.set()
 
 
+@pytest.mark.parametrize("blocked", ["start", "task_configs"])
+async def test_an_abandoned_connector_is_stopped_later(blocked: str) -> None:
+    """`stop` of an abandoned connector runs when the call that blocks its thread returns, and then the thread ends."""
+    gate = threading.Event()
+    calls = []
+
+    class Slow(FileStreamSinkConnector):
+        def _call(self, name: str) -> None:
+            calls.append(name)
+            assert name != blocked or gate.wait(WAIT_S)
+
+        def start(self, props: Mapping[str, str]) -> None:
+            self._call("start")
+
+        def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+            self._call("task_configs")
+            return []
+
+        def stop(self) -> None:
+            self._call("stop")
+
+    async with running(task_shutdown_graceful_timeout_ms="50") as run:
+        run.worker.plugins.add(Slow, "Slow")
+        config = {**SINK, "connector.class": "Slow"}
+        starting = asyncio.create_task(run.worker.start_connector("b", config, TargetState.STARTED, run.listener))
+        asking: asyncio.Task[list[dict[str, str]]] | None = None
+        if blocked == "task_configs":
+            await starting
+            asking = asyncio.create_task(run.worker.connector_task_configs("b", config))
+        await run.until(lambda: calls[-1:] == [blocked])
+        await run.worker.stop_connector("b")
+        assert "stop" not in calls
+        gate.set()
+        await run.until(lambda: all(thread.name != "connector-b" for thread in threading.enumerate()))
+        assert calls[-2:] == [blocked, "stop"]
+        await asyncio.wait({starting, asking or starting})
+
+
 class StubbornConnector(FileStreamSinkConnector):
     """A connector whose `start` raises another error when it is cancelled."""
 
