@@ -29,7 +29,7 @@ from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
 from penstock.shared.connect.runtime.config_validation import ConfigInfos, plugin_definitions, require_connector_class
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
-from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.plugins import Plugins, plugin_version
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
@@ -106,8 +106,7 @@ class BaseHerder(ABC):
 
     def _connector_version(self, connector: str) -> str | None:
         try:
-            plugin = self.plugins.connector_class(self.snapshot().configs[connector]["connector.class"])
-            return str(plugin.version(object.__new__(plugin)))
+            return plugin_version(self.plugins.connector_class(self.snapshot().configs[connector]["connector.class"]))
         except (KeyError, ConfigError):
             return None
 

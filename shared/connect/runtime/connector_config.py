@@ -27,7 +27,7 @@ from penstock.shared.connect.config_def import (
     regex,
 )
 from penstock.shared.connect.connector import Connector, SinkConnector
-from penstock.shared.connect.runtime.plugins import KINDS, Plugins
+from penstock.shared.connect.runtime.plugins import KINDS, Plugins, plugin_version
 from penstock.shared.connect.runtime.topic_creation import DEFAULT_GROUP
 from penstock.shared.connect.runtime.worker_config import JSON_CONVERTER, SIMPLE_HEADER_CONVERTER
 from penstock.shared.connect.version import CONNECT_VERSION
@@ -262,8 +262,7 @@ def connector_definition(
     The default converters are the worker's.
     """
     base = sink_config() if issubclass(plugin, SinkConnector) else source_config(props)
-    # Without the constructor, which may have side effects.
-    defaults: dict[str, Any] = {"connector.plugin.version": plugin.version(object.__new__(plugin))}
+    defaults: dict[str, Any] = {"connector.plugin.version": plugin_version(plugin)}
     fallback = {"header.converter": SIMPLE_HEADER_CONVERTER}
     for name in CONVERTER_KINDS:
         defaults[name] = worker.get(name) or fallback.get(name, JSON_CONVERTER)

@@ -59,6 +59,18 @@ def class_name(plugin: type) -> str:
     return kafka or f"{plugin.__module__}.{plugin.__qualname__}"
 
 
+def plugin_version(plugin: type) -> str:
+    """Return the version of a plugin, or `undefined` if its `version` fails. The failure is logged.
+
+    `version` is called on an object whose constructor has not run, since a constructor may have side effects.
+    """
+    try:
+        return str(cast(Any, plugin).version(object.__new__(plugin)))
+    except Exception as e:  # any error of a plugin's code
+        log.warning("the version of a plugin is undefined", plugin=class_name(plugin), error=f"{type(e).__name__}: {e}")
+        return "undefined"
+
+
 def kinds_of(plugin: object) -> list[str]:
     """Return the kinds of a class; none if it is abstract or not a class."""
     if not isinstance(plugin, type) or inspect.isabstract(plugin):
@@ -95,8 +107,7 @@ class Plugins:
         plugin is listed, and has its other names.
         """
         for kind in kinds_of(plugin):
-            # Without the constructor, which may have side effects.
-            version = str(cast(Any, plugin).version(object.__new__(plugin)))
+            version = plugin_version(plugin)
             if not any(desc.plugin is plugin and desc.kind == kind for desc in self._descs):
                 self._descs.append(PluginDesc(class_name(plugin), kind, version, plugin))
             for known in _names_of_plugin(plugin, kind, name):

@@ -8,11 +8,13 @@ import subprocess
 import sys
 
 import pytest
+import structlog.testing
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.builtin import BUILTIN
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector, FileStreamSourceConnector
 from penstock.shared.connect.errors import ConnectorNotFound
+from penstock.shared.connect.runtime.config_validation import validate_connector
 from penstock.shared.connect.runtime.plugins import KINDS, Plugins, class_name, connector_type
 from tests.documents import ROOT
 from tests.shared.connect.recordings import recorded_requests
@@ -117,3 +119,25 @@ def test_a_subclass_does_not_inherit_kafkas_name() -> None:
         pass
 
     assert class_name(Own).endswith("Own")
+
+
+class Unversioned(FileStreamSinkConnector):
+    """A connector whose `version` needs its constructor."""
+
+    def __init__(self) -> None:
+        self.own_version = "1"
+
+    def version(self) -> str:
+        return self.own_version
+
+
+def test_a_plugin_whose_version_fails_is_listed() -> None:
+    """A plugin whose `version` raises an error is logged, listed with the version `undefined`, and can be used."""
+    with structlog.testing.capture_logs() as logged:
+        plugins = Plugins([(None, Unversioned)])
+        infos = validate_connector(
+            plugins, {"connector.class": "Unversioned", "name": "x", "topics": "t"}, {"connect.files.allowed": ["/"]}
+        )
+    assert [plugin["version"] for plugin in plugins.listed()] == ["undefined"]
+    assert infos.errors == []
+    assert "version" in logged[0]["event"]
