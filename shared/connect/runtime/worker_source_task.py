@@ -103,7 +103,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
         acknowledged = self._acknowledged
         self._acknowledged = []
         for record, metadata in acknowledged:
-            await self._log_commit_error("commit_record", self.thread.call(self.task.commit_record, record, metadata))
+            await self._log_commit_error("commit_record", self._call_task(self.task.commit_record, record, metadata))
 
     async def commit_offsets(self) -> bool:
         """Store the offsets up to which all records are in Kafka. Returns False if they were not stored; the next call
@@ -135,7 +135,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
     async def _notify_committed(self) -> None:
         """Call the connector's task for acknowledged records and for the stored offsets."""
         await self._report_acknowledged()
-        await self._log_commit_error("commit", self.thread.call(self.task.commit))
+        await self._log_commit_error("commit", self._call_task(self.task.commit))
 
     async def _commit_last_offsets(self, *, failed: bool) -> None:
         if self._committer is not None:

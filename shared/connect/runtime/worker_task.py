@@ -48,7 +48,8 @@ class WorkerTask(ABC):
         self.mask: Mask = unmasked
         self.thread = TaskThread(f"task-{id}")
         self._stop_call: asyncio.Future[None] | None = None
-        self._entered_ms: int | None = None
+        self._entered_ms: list[int] = []
+        """When each call of the connector's code began that has not returned. `commit` runs beside `poll`."""
         self._waits: RetryWaits | None = None
         self.cancelled = False
         self.state = State.UNASSIGNED
@@ -80,10 +81,10 @@ class WorkerTask(ABC):
 
         Return 0 if neither is in progress.
         """
-        waiting_ms = None if self._waits is None else self._waits.since_ms
-        return max(
-            (now_ms - since_ms for since_ms in (self._entered_ms, waiting_ms) if since_ms is not None), default=0
-        )
+        begun_ms = list(self._entered_ms)
+        if self._waits is not None and self._waits.since_ms is not None:
+            begun_ms.append(self._waits.since_ms)
+        return now_ms - min(begun_ms, default=now_ms)
 
     def _bind_retry_waits(self, waits: RetryWaits) -> None:
         """Bind waits to this task: its stop or pause ends them."""
@@ -95,11 +96,12 @@ class WorkerTask(ABC):
         self, method: Callable[..., Awaitable[T] | T], *args: Any, like: Callable[..., Any] | None = None
     ) -> T:
         """Call the connector's code, as `TaskThread.call` does, and record the start of the call."""
-        self._entered_ms = self._clock.monotonic_ms()
+        entered_ms = self._clock.monotonic_ms()
+        self._entered_ms.append(entered_ms)
         try:
             return await self.thread.call(method, *args, like=like)
         finally:
-            self._entered_ms = None
+            self._entered_ms.remove(entered_ms)
 
     async def _call_stop(self, stop: Callable[[], Awaitable[None] | None]) -> None:
         """Call the connector's `stop`, after all other calls, and let the thread end."""

@@ -27,6 +27,7 @@ from penstock.shared.connect.runtime.states import ConnectorTaskId, State, Targe
 from penstock.shared.connect.runtime.task_thread import TaskThread, runs_in_thread
 from penstock.shared.connect.runtime.worker_task import TaskSpec
 from penstock.shared.connect.task import Offsets
+from penstock.shared.testing.manual_clock import ManualClock
 from tests.shared.connect.harness import (
     TP,
     RecordingSink,
@@ -562,6 +563,31 @@ async def test_a_stalled_call_is_measured() -> None:
         id = await run.run(RecordingSource)
         await run.until(lambda: run.worker.stalled_ms(id) > 20)  # its poll waits
         assert run.worker.stalled_ms(ConnectorTaskId("none", 0)) == 0
+
+
+@pytest.mark.parametrize(("method", "interval_ms"), [("commit_record", "600000"), ("commit", "10")])
+async def test_a_stalled_commit_is_measured(method: str, interval_ms: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `commit_record` between two polls, or a `commit` beside them, that does not return is measured."""
+    entered = asyncio.Event()
+
+    async def hang(*_: object) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(RecordingSourceTask, method, hang)
+    clock = ManualClock()
+    async with running(clock, offset_flush_interval_ms=interval_ms, task_shutdown_graceful_timeout_ms="10") as run:
+        id = await run.run(RecordingSource)
+        await run.until(lambda: RecordingSourceTask.made)
+        task = RecordingSourceTask.made[-1]
+        task.batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: run.worker.task_metrics()[0][2]["source_record_write_total"])
+        task.batches.put_nowait(None)
+        await run.until(entered.is_set)
+        clock.advance(1_000)
+        task.batches.put_nowait(None)
+        await run.until(lambda: task.polls == (2 if method == "commit_record" else 4))
+        assert run.worker._tasks[id].stalled_ms(clock.monotonic_ms()) == 1_000
 
 
 async def test_a_stall_and_its_end_are_logged() -> None:
