@@ -1,7 +1,8 @@
 """Translates the Java clients' properties in worker and connector configurations to the settings of Penstock's clients.
 
 `security.protocol` becomes `security_protocol`, and so on. User and password are read from `sasl.jaas.config`. A
-truststore must be PEM. Properties without a counterpart are left out, and `kafka_settings` returns their names.
+truststore must be a PEM file, and a keystore a PEM file with the key and its certificates. Properties without a
+counterpart are left out, and `kafka_settings` returns their names.
 
 >>> kafka, unknown = kafka_settings({"bootstrap.servers": "a:9092", "metric.reporters": "1"})
 >>> kafka.bootstrap_servers, unknown
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 from penstock.shared.clients.consumer import ConsumerSettings
 from penstock.shared.clients.producer import ProducerSettings
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import KafkaSettings, Section
 
 S = TypeVar("S", bound=Section)
@@ -23,11 +25,16 @@ S = TypeVar("S", bound=Section)
 RENAMED = {
     "reconnect.backoff.max.ms": "reconnect_backoff_max_ms",
     "ssl.truststore.location": "ssl_cafile",
-    "ssl.keystore.location": "ssl_keyfile",
-    "ssl.keystore.certificate.chain": "ssl_certfile",
+    "ssl.keystore.location": "ssl_certfile",
     "ssl.key.password": "ssl_key_password",
     "metadata.max.age.ms": "metadata_max_age_ms",
 }
+PEM_TEXTS = {
+    "ssl.keystore.key": "ssl.keystore.location",
+    "ssl.keystore.certificate.chain": "ssl.keystore.location",
+    "ssl.truststore.certificates": "ssl.truststore.location",
+}
+"""Properties with PEM text, and for each one the property that names a file instead."""
 WITHOUT_COUNTERPART = {
     *("key.serializer", "value.serializer", "key.deserializer", "value.deserializer", "enable.auto.commit"),
     *("ssl.truststore.type", "ssl.keystore.type", "sasl.jaas.config", "client.dns.lookup", "allow.auto.create.topics"),
@@ -41,7 +48,7 @@ _ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v
 def kafka_settings(props: Mapping[str, Any]) -> tuple[KafkaSettings, list[str]]:
     """Return the connection settings, and the names of all other properties except those in WITHOUT_COUNTERPART.
 
-    Raises ConfigError, which names the setting, if one is invalid.
+    Raises ConfigError, which names the setting, if one is invalid, or has PEM text in place of a file.
     """
     fields = {}
     if jaas := props.get("sasl.jaas.config"):
@@ -87,6 +94,9 @@ def _settings_field_name(name: str) -> str:
 def _client_settings_of_props(
     section: type[S], props: Mapping[str, Any], fixed: Mapping[str, Any]
 ) -> tuple[S, list[str]]:
+    for name, location in PEM_TEXTS.items():
+        if props.get(name):
+            raise ConfigError(f"{name} is not supported: write the PEM text to a file, and set {location}")
     given = {_settings_field_name(name): value for name, value in props.items() if value is not None}
     values = {name: value for name, value in given.items() if name in section.model_fields} | dict(fixed)
     unknown = [name for name in props if _settings_field_name(name) not in section.model_fields]

@@ -240,6 +240,17 @@ def test_quoted_credentials_are_unescaped(quoted: str, password: str) -> None:
     assert (kafka.sasl_username, kafka.sasl_password.get_secret_value()) == ("ann", password)
 
 
+def test_a_keystore_is_a_pem_file() -> None:
+    """As in Java, a PEM keystore is one file with key and certificates. PEM text in a setting is an error."""
+    props = {"security.protocol": "SSL", "ssl.keystore.type": "PEM"}
+    kafka, unknown = kafka_settings({**props, "ssl.keystore.location": "/x/client.pem", "ssl.key.password": "s3cret"})
+    assert (str(kafka.ssl_certfile), kafka.ssl_keyfile, unknown) == ("/x/client.pem", None, [])
+    text = {"ssl.keystore.certificate.chain": "-----BEGIN CERTIFICATE-----", "ssl.keystore.key": "-----BEGIN PRIV"}
+    with pytest.raises(ConfigError, match=r"ssl\.keystore\.key .*ssl\.keystore\.location") as raised:
+        kafka_settings({**props, **text})
+    assert "BEGIN" not in str(raised.value)
+
+
 def test_invalid_values_are_named() -> None:
     """An invalid property is a ConfigError that names it."""
     with pytest.raises(ConfigError, match="linger_ms"):
