@@ -1,8 +1,9 @@
 """Translates the Java clients' properties in worker and connector configurations to the settings of Penstock's clients.
 
 `security.protocol` becomes `security_protocol`, and so on. User and password are read from `sasl.jaas.config`. A
-truststore must be a PEM file, and a keystore a PEM file with the key and its certificates. Properties without a
-counterpart are left out, and `kafka_settings` returns their names.
+truststore must be a PEM file, and a keystore a PEM file with the key and its certificates. Of the classes in
+`partition.assignment.strategy` the first one is used. Properties without a counterpart are left out, and
+`kafka_settings` returns their names.
 
 >>> kafka, unknown = kafka_settings({"bootstrap.servers": "a:9092", "metric.reporters": "1"})
 >>> kafka.bootstrap_servers, unknown
@@ -40,6 +41,13 @@ WITHOUT_COUNTERPART = {
     *("ssl.truststore.type", "ssl.keystore.type", "sasl.jaas.config", "client.dns.lookup", "allow.auto.create.topics"),
 }
 """Properties that need no warning: they have no effect here, or are read elsewhere."""
+ASSIGNORS = {
+    "RangeAssignor": "range",
+    "RoundRobinAssignor": "roundrobin",
+    "StickyAssignor": "sticky",
+    "CooperativeStickyAssignor": "cooperative-sticky",
+}
+"""The classes of Java's `partition.assignment.strategy`, and our names of these strategies."""
 JAAS = re.compile(r"""(\w+)\s*=\s*(?:(["'])((?:\\.|(?!\2)[^\\])*)\2|([^\s;]+))""")
 _JAAS_ESCAPE = re.compile(r"\\(?:([0-3][0-7]{0,2}|[4-7][0-7]?)|(.))")
 _ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
@@ -98,6 +106,9 @@ def _client_settings_of_props(
         if props.get(name):
             raise ConfigError(f"{name} is not supported: write the PEM text to a file, and set {location}")
     given = {_settings_field_name(name): value for name, value in props.items() if value is not None}
+    if (strategy := given.get("partition_assignment_strategy")) is not None:
+        first = str(strategy).partition(",")[0].strip()
+        given["partition_assignment_strategy"] = ASSIGNORS.get(first.rpartition(".")[2], first)
     values = {name: value for name, value in given.items() if name in section.model_fields} | dict(fixed)
     unknown = [name for name in props if _settings_field_name(name) not in section.model_fields]
     return section(**values), [name for name in unknown if name not in WITHOUT_COUNTERPART]

@@ -213,6 +213,20 @@ def test_names_are_java_names_with_underscores() -> None:
     assert consumer_settings(props, group_id="connect-x").group_id == "connect-x"
 
 
+@pytest.mark.parametrize(
+    ("given", "strategy"),
+    [
+        ("org.apache.kafka.clients.consumer.CooperativeStickyAssignor", "cooperative-sticky"),
+        ("org.apache.kafka.clients.consumer.RangeAssignor, a.b.CooperativeStickyAssignor", "range"),
+        ("sticky", "sticky"),
+    ],
+)
+def test_the_assignment_strategy_is_the_first_class(given: str, strategy: str) -> None:
+    """`partition.assignment.strategy` is Java's list of classes, of which the first one is used, or our name."""
+    settings = consumer_settings({"partition.assignment.strategy": given}, group_id="connect-x")
+    assert settings.partition_assignment_strategy == strategy
+
+
 def test_credentials_come_from_jaas() -> None:
     """User and password are read from `sasl.jaas.config`, quoted or not."""
     jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password=s3cret;'
