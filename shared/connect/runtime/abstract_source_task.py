@@ -19,7 +19,13 @@ from typing import Any, TypeVar
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.errors import PenstockError, RetriableError, TopicAlreadyExists, UnknownTopicOrPartition
+from penstock.shared.common.errors import (
+    IllegalState,
+    PenstockError,
+    RetriableError,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 from penstock.shared.connect.allowed_files import AllowedFiles
@@ -412,7 +418,8 @@ class AbstractWorkerSourceTask(WorkerTask):
                 self._raise_send_error()
                 log.warning("send will be retried", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
                 return False
-            except ConnectError:  # not the record's own error: `errors.tolerance` does not apply
+            # Not the record's own error, also that of an ended producer: `errors.tolerance` does not apply.
+            except (ConnectError, IllegalState):
                 self._record_not_sent(token)
                 raise
             except PenstockError as e:
@@ -463,7 +470,7 @@ class AbstractWorkerSourceTask(WorkerTask):
 
     def _handle_failed_delivery(self, record: SourceRecord, token: object, error: Exception) -> None:
         failure = Failure(Stage.KAFKA_PRODUCE, type(self.task), error)
-        if self._tolerates_send_errors:
+        if self._tolerates_send_errors and not isinstance(error, IllegalState):
             self._record_skipped(record, token)
             self.metrics.add("total_records_skipped")
             self.parts.reporters.await_before_commit(

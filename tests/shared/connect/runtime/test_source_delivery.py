@@ -198,6 +198,28 @@ async def test_a_record_that_cannot_be_sent_fails_the_task() -> None:
         assert task().committed == [("x" * 9000, False), ("y", True)]
 
 
+@pytest.mark.parametrize("when", ["in flight", "before the send"])
+async def test_a_producer_that_has_ended_fails_the_task(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the producer's sender has ended, the task fails even with `errors.tolerance=all`, and no offset of a record
+    that is not in Kafka is stored.
+    """
+    monkeypatch.setattr(abstract_source_task, "CLOSE_TIMEOUT_MS", 100)
+    async with running() as run:
+        id = await started(run, errors_tolerance="all")
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
+        producer = run.worker._tasks[id].producer
+        with run.cluster.control(Api.PRODUCE, Fail(ErrorCode.REQUEST_TIMED_OUT)) as failing:  # retried
+            if when == "in flight":
+                task().batches.put_nowait([source_record("b", 2)])
+                await run.until(lambda: failing.acted)
+            producer._sender_broke(ValueError("unexpected"))
+            task().batches.put_nowait([source_record("c", 3)])
+            await run.until(lambda: "failure" in run.listener.of(id))
+        assert "the producer" in run.listener.traces[0]
+        assert run.store.data == {KEY: b'{"position":1}'}
+
+
 async def test_a_failed_offset_store_is_retried() -> None:
     """Offsets that could not be stored are stored with the next flush."""
     async with running() as run:
