@@ -556,7 +556,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             if self._initialized:
                 await self._call_stop(self.task.stop)
         finally:
-            self.parts.conversion.chain.close()
+            self.parts.conversion.chain.close(self.mask)
             await self.parts.reporters.close()
             if self._admin_open:
                 await self.parts.admin.close()

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.log import get_logger
 from penstock.shared.connect.config_def import Type, parse
+from penstock.shared.connect.errors import summary_of
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.record import ConnectRecord
-from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.redaction import Mask, unmasked
+from penstock.shared.connect.runtime.plugins import Plugins, class_name
 from penstock.shared.connect.transform import Predicate, Transformation
+
+log = get_logger(__name__)
 
 R = TypeVar("R", bound=ConnectRecord)
 
@@ -52,12 +57,16 @@ class TransformationChain:
             current = cast("R | None", stage.apply(current)) if run is None else run(stage, current)
         return current
 
-    def close(self) -> None:
-        """Close every transform and predicate."""
+    def close(self, mask: Mask = unmasked) -> None:
+        """Close every transform and predicate. Errors are only logged, so that the task can close its clients. `mask`
+        takes secrets out of them."""
         for stage in self.stages:
-            stage.transformation.close()
-            if stage.predicate is not None:
-                stage.predicate.close()
+            for part in (stage.transformation, stage.predicate):
+                try:
+                    if part is not None:
+                        part.close()
+                except Exception as e:  # any error of a user's transform or predicate
+                    log.error("a transform cannot be closed", plugin=class_name(type(part)), error=mask(summary_of(e)))
 
     @classmethod
     def of(cls, plugins: Plugins, props: Mapping[str, str]) -> TransformationChain:

@@ -380,7 +380,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 if self._initialized:
                     await self._call_stop(self.task.stop)
             finally:
-                self._conversion.chain.close()
+                self._conversion.chain.close(self.mask)
                 await self._reporters.close()
 
 

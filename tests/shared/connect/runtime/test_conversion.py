@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
+import structlog.testing
 
+from penstock.connect.transforms import HoistFieldValue
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.records import NO_TIMESTAMP, Columns, ConsumerRecord
@@ -13,7 +15,7 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.converters.plain import StringConverter
 from penstock.shared.connect.runtime.conversion import Conversion
 from penstock.shared.connect.runtime.plugins import Plugins
-from penstock.shared.connect.runtime.transformation_chain import TransformationChain
+from penstock.shared.connect.runtime.transformation_chain import TransformationChain, TransformationStage
 from tests.shared.connect.harness import STRING, RecordingSink, RecordingSinkTask, running
 from tests.shared.connect.transforms.transforming import record
 
@@ -85,6 +87,21 @@ def test_predicates_select_records() -> None:
     assert passed.value == {"a": 1}
     assert chain(**bound, transforms__two__negate="true").apply(record(1)) is None
     made.close()
+
+
+def test_an_error_of_close_is_logged() -> None:
+    """If a transform cannot be closed, this is logged, and the other transforms are closed."""
+    closed = []
+
+    class Closing(HoistFieldValue):
+        def close(self) -> None:
+            closed.append(self)
+            raise ValueError("no connection")
+
+    with structlog.testing.capture_logs() as logged:
+        TransformationChain([TransformationStage(Closing()), TransformationStage(Closing())]).close()
+    assert len(closed) == 2
+    assert [line["error"] for line in logged] == ["ValueError: no connection"] * 2
 
 
 def test_unknown_classes_and_predicates_are_errors() -> None:
