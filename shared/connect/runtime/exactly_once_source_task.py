@@ -104,6 +104,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
     async def _prepare_to_send(self, record: SourceRecord, produced: ProducerRecord) -> int:
         await self._begin_transaction()
         self._records.append((record, None))
+        self.metrics.active(len(self._records))
         return len(self._records) - 1
 
     def _last_source_offsets(self) -> dict[bytes, PartitionOffset]:
@@ -173,6 +174,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         self.metrics.sized("transaction_size", len(self._records))
         acknowledged = self._records
         self._records = []
+        self.metrics.active(0)
         # Only after the commit: a task may release the records in its system here.
         for record, metadata in acknowledged:
             await self._log_commit_error("commit_record", self._call_task(self.task.commit_record, record, metadata))
@@ -183,6 +185,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         if self._open:
             await self.producer.abort_transaction()
             self._open = False
+            self.metrics.active(0)
         self.send_error = None
 
     async def _before_pause(self) -> None:

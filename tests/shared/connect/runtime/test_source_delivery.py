@@ -421,6 +421,19 @@ async def test_records_and_offsets_are_one_transaction() -> None:
         assert task().committed == [("a", True), ("b", True)]
 
 
+async def test_records_of_an_open_transaction_are_active() -> None:
+    """A record counts as active from its send until its transaction ends."""
+    async with running(**ENABLED) as run:
+        await started(run, transaction_boundary="connector")
+        metrics = lambda: run.worker.task_metrics()[0][2]  # noqa: E731
+        task().batches.put_nowait([source_record("a", 1), source_record("b", 2)])
+        await run.until(lambda: metrics()["source_record_active_count"] == 2)
+        task().context.transaction_context.commit_transaction()
+        task().batches.put_nowait(None)
+        await run.until(lambda: metrics()["source_record_active_count"] == 0)
+        assert metrics()["source_record_active_count_max"] == 2
+
+
 async def test_offsets_have_the_key_that_is_in_the_topic() -> None:
     """A transaction's offset has its partition's key in the topic, so that a compaction keeps one of the two, and a
     reset removes both.
