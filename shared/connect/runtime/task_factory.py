@@ -166,7 +166,10 @@ class _Build:
     def _make_producer(self, **fixed: Any) -> Producer:
         props = self._factory.client_props(self._id, "producer", self._connector)
         # As in Worker.baseProducerConfigs: a record waits for its topic and its broker without a limit.
-        defaults = {"max.block.ms": INT_MAX, "delivery.timeout.ms": INT_MAX}
+        defaults = {"max.block.ms": INT_MAX}
+        # Under exactly-once the producer's own default applies: a transaction does not last that long.
+        if "transactional_id" not in fixed:
+            defaults["delivery.timeout.ms"] = INT_MAX
         return Producer(kafka_settings(props)[0], producer_settings({**defaults, **props}, **fixed))
 
     def _make_admin(self) -> Admin:
@@ -249,8 +252,6 @@ class _Build:
         fixed: dict[str, Any] = {}
         if exactly_once:
             fixed["transactional_id"] = transactional_id(self._factory._group_id, self._id)
-            # A transaction ends long before the default above.
-            fixed["delivery_timeout_ms"] = 120_000
         groups = TopicCreationGroups.of(self._connector) if self._config["topic.creation.enable"] else None
         parts = SourceParts(
             task=task,

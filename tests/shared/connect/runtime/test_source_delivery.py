@@ -665,6 +665,17 @@ async def test_a_stop_commits_the_open_transaction() -> None:
         assert (values(run), values(run, "offsets")) == ([b"a"], [b'{"position":1}'])
 
 
+async def test_the_delivery_timeout_of_a_transaction_may_be_set() -> None:
+    """A connector's own delivery and request timeouts apply to the producer of an exactly-once source."""
+    async with running(**ENABLED) as run:
+        id = await started(run, producer_override_delivery_timeout_ms="300", producer_override_request_timeout_ms="100")
+        with run.cluster.control(Api.PRODUCE, Fail(ErrorCode.REQUEST_TIMED_OUT)):  # retried
+            task().batches.put_nowait([source_record("a", 1)])
+            await run.until(lambda: "failure" in run.listener.of(id), 10)
+    async with running(**ENABLED) as run:
+        await started(run, producer_override_request_timeout_ms="120000")
+
+
 async def test_exactly_once_requires_an_offset_topic() -> None:
     """Without an offset topic an exactly-once task fails with the reason."""
     async with running(**ENABLED) as run:
