@@ -42,17 +42,11 @@ class Stage(Enum):
     """The stage at which a record failed. The log and the context headers of dead letters contain its name."""
 
     TRANSFORMATION = "TRANSFORMATION"
-    TASK_POLL = "TASK_POLL"
     TASK_PUT = "TASK_PUT"
     KEY_CONVERTER = "KEY_CONVERTER"
     VALUE_CONVERTER = "VALUE_CONVERTER"
     HEADER_CONVERTER = "HEADER_CONVERTER"
     KAFKA_PRODUCE = "KAFKA_PRODUCE"
-    KAFKA_CONSUME = "KAFKA_CONSUME"
-
-
-TOLERABLE = (Stage.TRANSFORMATION, Stage.HEADER_CONVERTER, Stage.KEY_CONVERTER, Stage.VALUE_CONVERTER, Stage.TASK_PUT)
-"""The stages where any error is the record's. A sink reports those of TASK_PUT itself."""
 
 
 @dataclass(frozen=True)
@@ -145,11 +139,6 @@ class RetryWithToleranceOperator:
         self._metrics.set("last_error_timestamp", now_ms)
         if not isinstance(failure.error, RetriableError):
             self._metrics.add("total_record_failures")
-        # 1. Outside the tolerable stages, only a retriable error is an error of the record.
-        if failure.stage not in TOLERABLE and not isinstance(failure.error, RetriableError):
-            self._metrics.add("total_record_errors")
-            raise ToleranceExceeded(f"Unhandled exception in error handler: {failure}") from failure.error
-        # 2. errors.tolerance=none. 3. Otherwise the record is skipped.
         if not self.settings.tolerate:
             self._metrics.add("total_record_errors")
             raise ToleranceExceeded(f"Tolerance exceeded in error handler: {failure}") from failure.error

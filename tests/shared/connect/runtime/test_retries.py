@@ -102,14 +102,6 @@ def test_a_tolerated_error_skips_the_record() -> None:
     assert metrics.values(0)["total_record_errors"] == 0
 
 
-def test_in_other_stages_only_retriable_errors_are_tolerated() -> None:
-    """In other stages, such as poll and send, only retriable errors are tolerated."""
-    made, _ = operator(tolerate=True)
-    made.failed(failure(Stage.KAFKA_PRODUCE, RetriableError("given up")), 1)
-    with pytest.raises(ToleranceExceeded, match="Unhandled exception"):
-        made.failed(failure(Stage.TASK_POLL, DataError("bad")), 1)
-
-
 def test_settings_come_from_the_connector() -> None:
     """Error settings have Kafka Connect's names and defaults."""
     base = {"name": "x", "connector.class": "y", "topics": "t"}
