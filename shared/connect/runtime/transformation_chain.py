@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar, cast
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.log import get_logger
@@ -17,8 +16,6 @@ from penstock.shared.connect.runtime.plugins import Plugins, class_name
 from penstock.shared.connect.transform import Predicate, Transformation
 
 log = get_logger(__name__)
-
-R = TypeVar("R", bound=ConnectRecord)
 
 
 @dataclass(frozen=True)
@@ -47,15 +44,6 @@ class TransformationChain:
 
     def __repr__(self) -> str:
         return f"<TransformationChain {' -> '.join(type(stage.transformation).__name__ for stage in self.stages)}>"
-
-    def apply(self, record: R, run: Callable[[TransformationStage, R], R | None] | None = None) -> R | None:
-        """Return the transformed record, or None if it was dropped."""
-        current: R | None = record
-        for stage in self.stages:
-            if current is None:
-                return None
-            current = cast("R | None", stage.apply(current)) if run is None else run(stage, current)
-        return current
 
     def close(self, mask: Mask = unmasked) -> None:
         """Close every transform and predicate. Errors are only logged, so that the task can close its clients. `mask`
