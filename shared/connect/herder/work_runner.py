@@ -207,7 +207,6 @@ class WorkRunner:
             # The connector's config that the tasks were made from. A newer one comes with newer task configs.
             snapshot.applied_configs.get(task.connector, snapshot.configs[task.connector]),
             snapshot.task_configs[task],
-            snapshot.task_generations.get(task.connector, 0),
             len(snapshot.tasks(task.connector)),
         )
         self._specs[task] = spec

@@ -24,11 +24,8 @@ from penstock.shared.common.settings import KafkaSettings, Section
 S = TypeVar("S", bound=Section)
 
 RENAMED = {
-    "reconnect.backoff.max.ms": "reconnect_backoff_max_ms",
     "ssl.truststore.location": "ssl_cafile",
     "ssl.keystore.location": "ssl_certfile",
-    "ssl.key.password": "ssl_key_password",
-    "metadata.max.age.ms": "metadata_max_age_ms",
 }
 PEM_TEXTS = {
     "ssl.keystore.key": "ssl.keystore.location",
@@ -38,7 +35,7 @@ PEM_TEXTS = {
 """Properties with PEM text, and for each one the property that names a file instead."""
 WITHOUT_COUNTERPART = {
     *("key.serializer", "value.serializer", "key.deserializer", "value.deserializer", "enable.auto.commit"),
-    *("ssl.truststore.type", "ssl.keystore.type", "sasl.jaas.config", "client.dns.lookup", "allow.auto.create.topics"),
+    *("ssl.truststore.type", "ssl.keystore.type", "sasl.jaas.config", "allow.auto.create.topics"),
 }
 """Properties that need no warning: they have no effect here, or are read elsewhere."""
 ASSIGNORS = {

@@ -35,17 +35,16 @@ class PartitionOffset(NamedTuple):
 
 @dataclass
 class Committable:
-    """The offsets that may be stored, by `source_partition_key`, and the number of records that are still pending."""
+    """The offsets that may be stored, by `source_partition_key`."""
 
     offsets: dict[bytes, PartitionOffset] = field(default_factory=dict)
-    pending: int = 0
 
     def __repr__(self) -> str:
-        return f"<Committable {len(self.offsets)} offsets, {self.pending} pending>"
+        return f"<Committable {len(self.offsets)} offsets>"
 
     def updated_with(self, newer: Committable) -> Committable:
         """Return this, updated with a later result."""
-        return Committable(self.offsets | newer.offsets, newer.pending)
+        return Committable(self.offsets | newer.offsets)
 
 
 class SubmittedRecord:
@@ -116,7 +115,6 @@ class SubmittedRecords:
                 result.offsets[key] = PartitionOffset(last.partition, last.offset)
             if not queue:
                 del self.queues[key]
-            result.pending += len(queue)
         return result
 
     def forget(self, record: SubmittedRecord) -> None:

@@ -34,7 +34,6 @@ class TaskSpec:
     id: ConnectorTaskId
     connector_config: Mapping[str, str]
     task_config: Mapping[str, str]
-    generation: int = 0
     tasks: int = 1
 
 

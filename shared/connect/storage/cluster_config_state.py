@@ -77,8 +77,6 @@ class ConfigSnapshot:
     task_counts: Mapping[str, int] = field(default_factory=dict)
     task_configs: Mapping[ConnectorTaskId, Config] = field(default_factory=dict)
     task_count_records: Mapping[str, int] = field(default_factory=dict)
-    task_generations: Mapping[str, int] = field(default_factory=dict)
-    """How many complete sets of task configs this reader has applied for each connector."""
     applied_configs: Mapping[str, Config] = field(default_factory=dict)
     """The connector's config that its tasks were made from."""
     pending_fencing: frozenset[str] = frozenset()
@@ -119,7 +117,6 @@ class ConfigState:
         self._tasks: dict[ConnectorTaskId, Config] = {}
         self._deferred: dict[str, dict[int, Config]] = {}
         self._count_records: dict[str, int] = {}
-        self._generations: dict[str, int] = {}
         self._applied: dict[str, Config] = {}
         self._pending_fencing: set[str] = set()
         self._inconsistent: set[str] = set()
@@ -139,7 +136,6 @@ class ConfigState:
                 task_counts=dict(self._counts),
                 task_configs=dict(self._tasks),
                 task_count_records=dict(self._count_records),
-                task_generations=dict(self._generations),
                 applied_configs=dict(self._applied),
                 pending_fencing=frozenset(self._pending_fencing),
                 inconsistent=frozenset(self._inconsistent),
@@ -220,7 +216,6 @@ class ConfigState:
         # Task configs of an older set may remain beyond the committed number. Compaction decides which, so they do not
         # count.
         self._tasks |= {ConnectorTaskId(connector, number): deferred[number] for number in range(count)}
-        self._generations[connector] = self._generations.get(connector, 0) + 1
         self._applied[connector] = self._configs[connector]
         # The set is new: the producers of older sets must be fenced before its tasks start (KIP-618).
         self._pending_fencing.add(connector)

@@ -238,5 +238,5 @@ def test_errors_round_trip(error: Exception, base: type[Exception]) -> None:
 
 def test_task_specs_round_trip() -> None:
     """A TaskSpec is decoded unchanged."""
-    spec = TaskSpec(ConnectorTaskId("c", 1), {"a": "${env:B}"}, {"task.class": "x"}, 3, 2)
+    spec = TaskSpec(ConnectorTaskId("c", 1), {"a": "${env:B}"}, {"task.class": "x"}, 2)
     assert msgspec.convert(unpack(pack({"spec": spec}))["spec"], TaskSpec) == spec
