@@ -164,6 +164,27 @@ async def test_invalid_records_go_to_the_dlq(url: str, db: Any) -> None:
         await run.until(lambda: run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(6))
 
 
+async def test_fractions_are_not_truncated(url: str, db: Any) -> None:
+    """A value that is not a whole number is reported if its column has integers, also in a domain or an array."""
+    await db.execute("CREATE DOMAIN quantity AS integer")
+    await db.execute("CREATE TABLE t (id integer, small smallint, large bigint, q quantity, list integer[])")
+    task = PostgresSinkTask()
+    task.context = sink_context.Context(reporter := sink_context.Reporter())
+    await task.start({"name": "c", "connection.url": url})
+    values: list[Any] = [{"small": 1.5}, {"large": 1.5}, {"q": 1.5}, {"list": [1, 1.5]}, {"small": 1 << 15}]
+    values += [{"small": 2.0, "large": -2, "q": 2.0, "list": [2.0, 2]}, {"id": None, "list": None}]
+    try:
+        given = [
+            SinkRecord("t", 0, None, None, None, {"id": n, **value}, kafka_offset=n) for n, value in enumerate(values)
+        ]
+        await task.put(given)
+        assert await rows_of(db, "SELECT * FROM t") == [(5, 2, -2, 2, [2, 2]), (None, None, None, None, None)]
+        assert [offset for _, offset in reporter.reported] == [0, 1, 2, 3, 4]
+    finally:
+        await task.stop()
+        await db.execute("DROP TABLE t; DROP DOMAIN quantity")
+
+
 NUL_IN = {
     "text": ({"id": 2}, {"v": "a\0b"}),
     "document": ({"id": 2}, {"v": "ok", "doc": {"deep": ["a\0b"]}}),

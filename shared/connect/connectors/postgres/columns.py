@@ -6,6 +6,7 @@ The source gets values from the driver, or as text. The sink converts the values
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 from collections.abc import Callable, Sequence
 from decimal import Context, Decimal, InvalidOperation
@@ -175,6 +176,30 @@ def column_adapter(kind: str) -> Callable[[Any], Any] | None:
     """Return the function that converts a record's value for a column of this type; None if none is needed."""
     # Without a precision or length: `timestamp(3) without time zone` is `timestamp without time zone`.
     return _ADAPTERS.get(re.sub(r"\([^)]*\)", "", kind))
+
+
+INTEGER_BYTES = {"int2": 2, "int4": 4, "int8": 8}
+"""The sizes of Postgres's integers."""
+
+
+def encode_integer(size: int, value: Any) -> bytes:
+    """Return the value of an integer column in Postgres's binary form.
+
+    Raises DataError if it is not a whole number, or out of range. The driver's own encoder truncates fractions.
+    """
+    if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
+        value = int(value)
+    if type(value) is not int:
+        raise DataError(f"{value!r:.100} is not a whole number, as an integer column needs")
+    try:
+        return value.to_bytes(size, "big", signed=True)
+    except OverflowError:
+        raise DataError(f"{value!r:.100} is out of the range of an integer of {size} bytes") from None
+
+
+def decode_integer(data: bytes) -> int:
+    """Return the value of an integer column from Postgres's binary form."""
+    return int.from_bytes(data, "big", signed=True)
 
 
 def _adapt_json(value: Any) -> Any:

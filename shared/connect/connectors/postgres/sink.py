@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from penstock.shared.common.errors import ConfigError, DataError, RetriableError
@@ -19,7 +20,12 @@ from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.config_def import HIGH, LOW, MEDIUM, ConfigDef, Type, at_least, one_of
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.postgres import sql
-from penstock.shared.connect.connectors.postgres.columns import column_adapter
+from penstock.shared.connect.connectors.postgres.columns import (
+    INTEGER_BYTES,
+    column_adapter,
+    decode_integer,
+    encode_integer,
+)
 from penstock.shared.connect.connectors.postgres.database import (
     change_schema,
     connect,
@@ -244,7 +250,16 @@ class PostgresSinkTask(SinkTask):
         if self._connection is None or self._connection.is_closed():
             self._stagings.clear()
             self._tables.clear()
-            self._connection = await connect(self._values)
+            connection = await connect(self._values)
+            for kind, size in INTEGER_BYTES.items():
+                await connection.set_type_codec(
+                    kind,
+                    schema="pg_catalog",
+                    encoder=partial(encode_integer, size),
+                    decoder=decode_integer,
+                    format="binary",
+                )
+            self._connection = connection
         return self._connection
 
     async def _write_in_transactions(self, records: list[SinkRecord], *, keep: bool) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
+import re
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from penstock.shared.common.errors import DataError
-from penstock.shared.connect.connectors.postgres.columns import column_adapter
+from penstock.shared.connect.connectors.postgres.columns import column_adapter, encode_integer
 from penstock.shared.connect.connectors.postgres.sink_rows import RowBuilder, RowSettings, RowsToWrite, columns_of
 from penstock.shared.connect.connectors.postgres.sql import SqlTable, update_from
 from penstock.shared.connect.record import SinkRecord
@@ -93,6 +95,14 @@ def test_values_are_adapted_to_columns_with_a_precision(kind: str, value: Any, a
     adapt = column_adapter(kind)
     assert adapt is not None
     assert adapt(value) == adapted
+
+
+@pytest.mark.parametrize("value", [10.5, Decimal("1.9"), True, "10", math.nan, math.inf, Decimal("-Infinity"), 2**31])
+def test_an_integer_column_takes_only_whole_numbers_in_its_range(value: Any) -> None:
+    """An integer column takes whole numbers of any type. Any other value is an error: it is never truncated."""
+    assert [encode_integer(4, whole) for whole in (-2, -2.0, Decimal("-2.00"))] == [b"\xff\xff\xff\xfe"] * 3
+    with pytest.raises(DataError, match=re.escape(repr(value))):
+        encode_integer(4, value)
 
 
 def test_values_of_array_columns_are_not_adapted() -> None:
