@@ -135,4 +135,6 @@ def translated(error: Exception) -> Exception:
 def is_data_error(error: Exception) -> bool:
     """Return whether the error concerns a row's values, and not the database."""
     pg = driver().exceptions
-    return isinstance(error, pg.DataError | pg.IntegrityConstraintViolationError | ValueError | TypeError)
+    kinds = (pg.DataError, pg.IntegrityConstraintViolationError)
+    # The driver raises the errors of Python if it cannot convert a value: 5 for a date is an AttributeError.
+    return isinstance(error, (*kinds, ValueError, TypeError, ArithmeticError, AttributeError, LookupError))
