@@ -69,17 +69,25 @@ def check_row(record: SinkRecord) -> None:
 def table_of(records: list[SinkRecord]) -> Any:
     """Return an Arrow table of records that `check_row` accepts, one row each.
 
-    The columns are the fields of the records' common struct schema, or else the names in the values. A column without a
-    schema has Arrow's null type if all its values are null. Raises DataError if the records do not fit one table.
+    The columns are the fields of the records' struct schemas, or else the names in the values. If the schemas differ in
+    the type of a number, the column has the wider type. A column without a schema has Arrow's null type if all its
+    values are null. Raises DataError if the records do not fit one table.
     """
     rows: list[Mapping[str, Any]] = [record.value for record in records]
-    first = records[0].value_schema
-    schema = first if all(record.value_schema == first for record in records) else None
+    schemas: list[Schema | None] = []
+    for record in records:
+        if record.value_schema not in schemas:
+            schemas.append(record.value_schema)
+    structs = [schema for schema in schemas if schema is not None and schema.fields]
     try:
-        if schema is not None and schema.fields:
-            fields = [pa.field(field.name, arrow_type(field.schema)) for field in schema.fields]
-            return pa.Table.from_pylist(rows, pa.schema(fields))
+        if len(structs) == len(schemas):
+            fields = [
+                pa.schema([pa.field(field.name, arrow_type(field.schema)) for field in schema.fields])
+                for schema in structs
+            ]
+            return pa.Table.from_pylist(rows, pa.unify_schemas(fields, promote_options="permissive"))
         # The type of all columns if the records share a map's schema. Otherwise the values of a column decide.
+        schema = schemas[0] if len(schemas) == 1 else None
         kind = None if schema is None or schema.value_schema is None else arrow_type(schema.value_schema)
         names = list(dict.fromkeys(name for row in rows for name in row))
         return pa.table({name: pa.array([row.get(name) for row in rows], kind) for name in names})

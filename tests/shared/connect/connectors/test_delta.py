@@ -15,6 +15,7 @@ from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.connect.connectors.delta import DeltaSinkConnector, DeltaSinkTask
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord
+from penstock.shared.connect.schema import INT32, INT64, OPTIONAL_INT32, OPTIONAL_STRING, STRING, Field, Schema
 from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, Reporter, produce, record, records
 from tests.shared.connect.harness import running
 
@@ -127,6 +128,35 @@ async def test_nulls_and_empty_values_have_the_type_of_their_column(tmp_path: Pa
     await task.put([record(A, 5, {"n": []}), record(A, 6, {"new": [None]})])
     await task.pre_commit(at(a=7))
     assert sorted(reporter.reported) == [(A, 5), (A, 6)]
+
+
+async def test_records_of_two_schemas_keep_the_types_of_their_fields(tmp_path: Path) -> None:
+    """Records of several schemas of a struct are appended together. A column has the type in the schemas."""
+    nested = (Field("k", INT32), Field("m", Schema.map(STRING, INT32)), Field("l", Schema.array(INT32)))
+    old = Schema.struct("S", Field("n", INT32), Field("s", Schema.struct("T", *nested)))
+    more = Field("s", Schema.struct("T", *nested, Field("x", OPTIONAL_STRING)))
+    new = Schema.struct("S", Field("n", INT64), more, Field("new", OPTIONAL_INT32))
+    value = {"k": 1, "m": {"a": 1}, "l": [1]}
+    batch = [
+        SinkRecord("t", 0, None, None, old, {"n": 0, "s": value}, kafka_offset=0),
+        SinkRecord("t", 0, None, None, new, {"n": 1, "s": {**value, "x": "y"}, "new": 1}, kafka_offset=1),
+    ]
+    task = await started(tmp_path / "new", Context(), A)
+    await task.put(batch)
+    await task.pre_commit(at(a=2))
+    expected = [{"n": 0, "s": {**value, "x": None}, "new": None}, {"n": 1, "s": {**value, "x": "y"}, "new": 1}]
+    table = pa.table(DeltaTable(tmp_path / "new").to_pyarrow_table()).sort_by("n")
+    assert table.to_pylist(maps_as_pydicts="strict") == expected
+    assert (table.schema.field("n").type, table.schema.field("new").type) == (pa.int64(), pa.int32())
+    task = await started(tmp_path / "old", Context(), A)
+    await task.put(batch[:1])
+    await task.pre_commit(at(a=1))
+    task = await started(tmp_path / "old", Context(), A)
+    again = SinkRecord("t", 0, None, None, old, {"n": 2, "s": value}, kafka_offset=2)
+    await task.put([batch[1], again])
+    await task.pre_commit(at(a=3))
+    table = pa.table(DeltaTable(tmp_path / "old").to_pyarrow_table()).sort_by("n")
+    assert table.to_pylist(maps_as_pydicts="strict") == [*expected, {**expected[0], "n": 2}]
 
 
 class FailingOnce(Reporter):
