@@ -127,5 +127,8 @@ class SinkConnector(Connector):
     task_class: ClassVar[type[SinkTask]]
 
     def alter_offsets(self, props: Props, offsets: Mapping[TopicPartition, int | None]) -> Awaitable[bool] | bool:
-        """Check or store offsets that a user alters, as for sources."""
+        """Check or store offsets that a user alters, as for sources.
+
+        A reset has None for each partition whose offset the group has. It is empty if the group has none.
+        """
         return False

@@ -31,6 +31,11 @@ def table_versions(uri: str, applications: list[str], options: Mapping[str, str]
     return _versions_of(_open_table(uri, options), applications)
 
 
+def has_table(uri: str, options: Mapping[str, str]) -> bool:
+    """Return whether there is a table. Raises RetriableError."""
+    return _open_table(uri, options) is not None
+
+
 def _versions_of(table: DeltaTable | None, applications: list[str]) -> dict[str, int]:
     found = {} if table is None else {name: table.transaction_version(name) for name in applications}
     return {name: version for name, version in found.items() if version is not None and version != NO_VERSION}

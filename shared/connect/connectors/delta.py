@@ -5,8 +5,9 @@ table. If the table has an offset of a partition, a task starts there, and ignor
 
 A record with a lower offset than the table's fails the task, because its topic was deleted and created again. The same
 holds for an offset below that of the previous record, unless a temporary error came in between. A new topic that
-already reaches the table's offset is not detected, and its records before that offset are skipped. Whoever deletes a
-topic must therefore reset the connector's offsets.
+already reaches the table's offset is not detected, and its records before that offset are skipped. So reset the
+connector's offsets before you delete a topic. The broker deletes the group's offsets with the topic, and a later reset
+does not know the topic's partitions. Their offsets can then only be altered to null, one by one.
 
 After a temporary error of an append the task reads the records again. Any other error would be repeated forever, so the
 next `put` raises it, which fails the task.
@@ -19,7 +20,7 @@ import os
 from collections.abc import Mapping
 
 from penstock.shared.common.errors import DataError, RetriableError
-from penstock.shared.common.lake.append_once import append_once, set_table_versions, table_versions
+from penstock.shared.common.lake.append_once import append_once, has_table, set_table_versions, table_versions
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, local_path
 from penstock.shared.connect.config_def import HIGH, MEDIUM, NO_DEFAULT, ConfigDef, Type, at_least
@@ -170,7 +171,7 @@ def _check_begun(record: SinkRecord, begun: dict[TopicPartition, int]) -> None:
     if offset < begun.get(tp, 0):
         raise ConnectError(
             f"{tp} is read from offset {offset}, and was read up to {begun[tp]}: was the topic "
-            "deleted and created again? Reset the connector's offsets to have its records appended"
+            "deleted and created again? Alter the partition's offset to null to have its records appended"
         )
     begun[tp] = offset + 1
 
@@ -203,6 +204,13 @@ class DeltaSinkConnector(SinkConnector):
         uri = DeltaSinkConnector.config().parse(props)["table.uri"]
         if (path := local_path("table.uri", uri)) is not None:
             uri = await asyncio.to_thread(os.path.realpath, path)  # the worker has just checked it
+        options = with_prefix(props, "storage.")
+        # Only a reset has no partitions, if the group has no offsets. The table cannot list those that it has.
+        if not offsets and await asyncio.to_thread(has_table, uri, options):
+            raise ConnectError(
+                "the connector's group has no offsets, so a reset does not know which offsets of the table to remove: "
+                "alter the offset of each partition to null instead"
+            )
         versions = {delta_application_id(props["name"], tp): offset for tp, offset in offsets.items()}
-        await asyncio.to_thread(set_table_versions, uri, versions, with_prefix(props, "storage."))
+        await asyncio.to_thread(set_table_versions, uri, versions, options)
         return True

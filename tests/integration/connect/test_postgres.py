@@ -305,8 +305,8 @@ async def test_a_commit_without_an_answer_is_not_of_another_task(
 
 
 async def test_offsets_in_the_database_are_altered_with_the_groups(url: str, db: Any) -> None:
-    """Altering offsets moves the offsets in the database, and reading restarts there; without exactly-once no table is
-    created.
+    """Altering offsets moves the offsets in the database, and reading restarts there. A reset without offsets of the
+    group resets all of them. Without exactly-once no table is created.
     """
     settings = {**UPSERT, "insert_mode": "insert", "pk_mode": "none", "exactly_once": "true", "connection_url": url}
     props = {"name": "c", "connection.url": url, "exactly.once": "true", "topics": "t"}
@@ -315,10 +315,10 @@ async def test_offsets_in_the_database_are_altered_with_the_groups(url: str, db:
     assert await rows_of(db, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
     async with running() as run:
         await produce(run, *[(None, {"n": n}) for n in range(20)])
-        for number, (at, rows) in enumerate([(None, 20), (5, 35), (None, 55)]):
+        for number, (at, rows) in enumerate([(None, 20), (5, 35), (None, 55), ({}, 75)]):
             if number:
-                assert await connector.alter_offsets(props, {TP: at})
-                assert await rows_of(db, kept) == [(-1 if at is None else at,)]
+                assert await connector.alter_offsets(props, at if isinstance(at, dict) else {TP: at})
+                assert await rows_of(db, kept) == [(at if isinstance(at, int) else -1,)]
             another = {"consumer_override_group_id": f"g{number}", "consumer_override_auto_offset_reset": "earliest"}
             id = await run.run(PostgresSinkConnector, **settings, **another)
             await until_rows(run, db, "SELECT count(*)::int FROM t", [(rows,)])

@@ -12,7 +12,8 @@ write these records again.
 Records that are delivered again are skipped if they are already written. But a task starts at the offset in the table,
 and after a complete batch no earlier record is delivered again. So a record with a lower offset comes from a topic that
 was deleted and created again. It raises an error. A new topic that already reaches the stored offset is not detected,
-and its records before that offset are skipped. Whoever deletes a topic must therefore reset the connector's offsets.
+and its records before that offset are skipped. So reset the connector's offsets before you delete a topic. The broker
+deletes the group's offsets with the topic, and a later reset covers this topic only if the group has no other offsets.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class OffsetTable:
             if offset < self._begun.get(tp, NONE):
                 raise ConnectError(
                     f"{tp} is read from offset {offset}, and the database has it up to {self._begun[tp]}: was the "
-                    "topic deleted and created again? Reset the connector's offsets to have its records written"
+                    "topic deleted and created again? Alter the partition's offset to null to have its records written"
                 )
         for tp in sorted(ends):
             found = await self._read_next_offset(connection, tp, "FOR UPDATE")
@@ -126,8 +127,13 @@ class OffsetTable:
         self._begun.update(self._known)
 
     async def alter(self, connection: Any, offsets: Mapping[TopicPartition, int | None]) -> None:
-        """Set offsets by hand. None means that the partition has no written records."""
+        """Set offsets by hand. None means that the partition has no written records.
+
+        No offsets at all mean a reset while the group has none: no partition has written records.
+        """
         await self.open(connection, offsets)
+        if not offsets:
+            await connection.execute(f"UPDATE {self._table} SET next_offset={NONE} WHERE connector=$1", self._connector)
         for tp, offset in offsets.items():
             await connection.execute(
                 f"UPDATE {self._table} SET next_offset=$4 "

@@ -231,3 +231,14 @@ async def test_a_recreated_topic_is_an_error_until_offsets_are_reset(tmp_path: P
     await task.pre_commit(at(a=2))
     assert rows(tmp_path) == [0, 0, 1, 1, 2]
     assert await DeltaSinkConnector().alter_offsets({"table.uri": str(tmp_path / "none"), "name": "c"}, {A: 1})
+
+
+async def test_a_reset_without_offsets_of_the_group_is_rejected(tmp_path: Path) -> None:
+    """If the group has no offsets, a reset does not know which offsets of the table to remove, and is an error."""
+    props = {"table.uri": str(tmp_path), "name": "c"}
+    assert await DeltaSinkConnector().alter_offsets(props, {})  # there is no table yet
+    task = await started(tmp_path, Context(), A)
+    await task.put(records(A, 0, 3))
+    await task.pre_commit(at(a=3))
+    with pytest.raises(ConnectError, match="null"):
+        await DeltaSinkConnector().alter_offsets(props, {})
