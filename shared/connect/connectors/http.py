@@ -156,7 +156,6 @@ class HttpSinkTask(SinkTask):
             for at in range(0, len(own), size):
                 await self._send_batch(own[at : at + size])
         self._posted.clear()
-        self._retries.succeeded()
 
     def _is_posted_record(self, record: SinkRecord) -> bool:
         topic, partition, offset = record.original
@@ -166,6 +165,8 @@ class HttpSinkTask(SinkTask):
         for record in batch:
             topic, partition, offset = record.original
             self._posted[record.topic, TopicPartition(topic, partition)] = offset + 1
+        # Not at the end of `put`: its requests, up to one for each record, would share the retries.
+        self._retries.succeeded()
 
     async def _send_batch(self, batch: list[SinkRecord]) -> None:
         try:

@@ -70,6 +70,27 @@ async def test_retriable_failures_are_retried() -> None:
         assert len(server.requests) == 3
 
 
+async def test_retries_are_counted_from_the_last_posted_record() -> None:
+    """A server that often limits the rate fails no task: the retries count only since the last posted record."""
+    answers = 0
+
+    def respond(_request: Request) -> Response:
+        nonlocal answers
+        answers += 1
+        return (429, {}, b"later") if answers % 3 == 0 else OK
+
+    async with serving(respond) as server:
+        task = HttpSinkTask()
+        task.initialize(Context())
+        await task.start({"http.url": server.url, "batch.max.size": "1", "max.retries": "1"})
+        for _ in range(4):
+            with pytest.raises(RetriableError):
+                await task.put(records(A, 0, 10))
+        await task.put(records(A, 0, 10))
+        assert numbers(server.requests) == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9]
+        await task.stop()
+
+
 async def test_posted_records_are_tracked_by_partition_and_offset() -> None:
     """If a partition is revoked between two deliveries of a batch, another partition's posted
     records are still not posted again.
