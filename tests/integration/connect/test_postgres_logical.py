@@ -202,6 +202,24 @@ async def test_errors_of_slots_and_publications_name_the_fix(url: str, db: Any) 
     await expect_error("the replication slot s is gone")
 
 
+async def test_an_offset_of_another_log_is_an_error(url: str, db: Any) -> None:
+    """An offset beyond the end of the log is from another server. No change is skipped, and the slot stays."""
+    context = Context()
+    task = await started(url, context)
+    assert await task.poll() == []
+    await task.stop()
+    await db.execute("INSERT INTO src VALUES (1, 'one')")
+    context.offset_storage_reader.stored = {"lsn": "FF/0", "change": 1}
+    task = await started(url, context)
+    with pytest.raises(ConnectError, match=r"FF/0.*another log"):
+        await task.poll()
+    await task.stop()
+    context.offset_storage_reader.stored = None
+    task = await started(url, context)
+    assert ids(await polled(task)) == [("c", 1)]
+    await task.stop()
+
+
 async def test_wal_level_must_be_logical() -> None:
     """A Postgres without `wal_level=logical` is an error that names the setting."""
     with server() as plain:

@@ -444,6 +444,7 @@ class LogicalReader:
                 f"mode=logical needs wal_level=logical, and this Postgres has wal_level={level}: run ALTER SYSTEM SET "
                 "wal_level = 'logical', and start Postgres again"
             )
+        await self._check_log(connection)
         await self._ensure_publication(connection)
         await self._ensure_replication_slot(connection)
         self._copy = f"penstock_{uuid.uuid4().hex[:16]}"
@@ -452,6 +453,19 @@ class LogicalReader:
             f"SELECT pg_copy_logical_replication_slot('{self._slot}', '{self._copy}', true)",
             "a temporary copy of the slot cannot be created",
         )
+
+    async def _check_log(self, connection: Any) -> None:
+        """Raise ConnectError if the position is beyond the end of the log: its changes up to there would be skipped."""
+        end = await connection.fetchval(
+            "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END::text"
+        )
+        lsn = self._progress.read[0]
+        if lsn > lsn_of(end):
+            raise ConnectError(
+                f"the offset {lsn_text(lsn)} is beyond the end of the log, {end}, so it is of another log: another "
+                "server has taken over, or the database was restored; reset the connector's offsets, and read the "
+                "tables again"
+            )
 
     async def _ensure_publication(self, connection: Any) -> None:
         name = self._publication
