@@ -17,7 +17,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from penstock.shared.common.errors import DataError, RetriableError
+from penstock.shared.common.errors import DataError
 from penstock.shared.common.json_decoding import JSON_POINTER, InvalidJson, decode_json
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.config_def import (
@@ -33,6 +33,7 @@ from penstock.shared.connect.config_def import (
     one_of,
 )
 from penstock.shared.connect.connector import Props, SinkConnector, SourceConnector
+from penstock.shared.connect.connectors.retries import Retries
 from penstock.shared.connect.converters.json import value_to_json
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord, SourceRecord
@@ -95,24 +96,6 @@ def make_http_client(values: Mapping[str, Any]) -> httpx.AsyncClient:
     elif values["http.auth.type"] == "bearer":
         headers["Authorization"] = f"Bearer {values['http.auth.token'].value}"
     return httpx.AsyncClient(headers=headers, auth=auth, timeout=values["request.timeout.ms"] / 1000)
-
-
-class Retries:
-    """Counts an HTTP connector's remaining retries after temporary errors."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._left = most
-
-    def succeeded(self) -> None:
-        self._left = self._most
-
-    def failed(self, message: str) -> Exception:
-        """Return the error to raise: RetriableError while retries are left, then ConnectError."""
-        if self._left <= 0:
-            return ConnectError(f"still failing after {self._most} retries: {message}")
-        self._left -= 1
-        return RetriableError(message)
 
 
 def is_passing(status: int) -> bool:

@@ -36,6 +36,7 @@ from penstock.shared.connect.connectors.postgres.database import (
 )
 from penstock.shared.connect.connectors.postgres.sink_offsets import OffsetTable
 from penstock.shared.connect.connectors.postgres.sink_rows import RowBuilder, RowSettings, RowsToWrite, columns_of
+from penstock.shared.connect.connectors.retries import Retries
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.task import SinkTask
@@ -98,7 +99,7 @@ class PostgresSinkTask(SinkTask):
         self._tables: dict[str, sql.SqlTable] = {}
         self._stagings: dict[tuple[str, tuple[str, ...]], str] = {}
         self._numbers = itertools.count()
-        self._retries_left: int = values["max.retries"]
+        self._retries = Retries(values["max.retries"])
         self._done: dict[tuple[str, int], int] = {}
         """The written offset of each partition in the current delivery. Records below it are not written again."""
         self._reported: set[tuple[str, int, int]] = set()
@@ -135,7 +136,6 @@ class PostgresSinkTask(SinkTask):
         self._reported.clear()
         if self._offsets is not None:
             self._offsets.settled()
-        self._retries_left = self._values["max.retries"]
 
     def _is_written_record(self, record: SinkRecord) -> bool:
         topic, partition, offset = record.original
@@ -144,6 +144,7 @@ class PostgresSinkTask(SinkTask):
     def _note_written_offsets(self, records: list[SinkRecord]) -> None:
         # The last offset of each partition remains, since a batch has them in order.
         self._done |= {(topic, partition): offset + 1 for topic, partition, offset in (r.original for r in records)}
+        self._retries.succeeded()
 
     async def _put_batch(self, records: list[SinkRecord]) -> None:
         """Write a batch. Each record that cannot be a row is reported and left out.
@@ -240,11 +241,8 @@ class PostgresSinkTask(SinkTask):
                 connection.terminate()
         if not isinstance(ours, RetriableError):
             return ours
-        if self._retries_left <= 0:
-            return ConnectError(f"still failing after {self._values['max.retries']} retries: {ours}")
-        self._retries_left -= 1
         self.context.timeout(self._values["retry.backoff.ms"])
-        return ours
+        return self._retries.failed(str(ours))
 
     async def _connect_if_needed(self) -> Any:
         if self._connection is None or self._connection.is_closed():

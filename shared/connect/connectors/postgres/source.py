@@ -24,6 +24,7 @@ from penstock.shared.connect.connectors.postgres.columns import schema_of, value
 from penstock.shared.connect.connectors.postgres.database import connect, connection_config, translated
 from penstock.shared.connect.connectors.postgres.logical import SLOT_NAME, LogicalReader, position_of
 from penstock.shared.connect.connectors.postgres.table_reader import TableReader
+from penstock.shared.connect.connectors.retries import Retries
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SourceRecord
 from penstock.shared.connect.schema import Schema
@@ -99,7 +100,7 @@ class PostgresSourceTask(SourceTask):
         values = source_settings().parse(props)
         self._values = values
         self._connection: Any = None
-        self._retries_left = values["max.retries"]
+        self._retries = Retries(values["max.retries"])
         tables = values["table.whitelist"] or ([""] if values["query"] else [])
         reader = self.context.offset_storage_reader
         self._readers = []
@@ -133,7 +134,7 @@ class PostgresSourceTask(SourceTask):
             records, is_whole = await self._read_rows(reader)
         except Exception as e:
             raise await self._failure_to_raise(e) from e
-        self._retries_left = self._values["max.retries"]
+        self._retries.succeeded()
         if is_whole:
             self._turn = (self._turn + 1) % len(self._readers)
             is_idle = self._values["mode"] == "bulk" or not records
@@ -151,7 +152,7 @@ class PostgresSourceTask(SourceTask):
             raise await self._failure_to_raise(e) from e
         if logical.is_idle:
             self._wait_ms = self._values["poll.interval.ms"]
-        self._retries_left = self._values["max.retries"]
+        self._retries.succeeded()
         return records
 
     async def commit(self) -> None:
@@ -222,10 +223,7 @@ class PostgresSourceTask(SourceTask):
             self._connection = None
             if not connection.is_closed():
                 connection.terminate()
-        if isinstance(ours, RetriableError) and self._retries_left <= 0:
-            return ConnectError(f"still failing after {self._values['max.retries']} retries: {ours}")
-        self._retries_left -= 1
-        return ours
+        return self._retries.failed(str(ours)) if isinstance(ours, RetriableError) else ours
 
     async def _abandon_bulk_read(self) -> None:
         bulk = self._bulk
