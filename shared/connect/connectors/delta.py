@@ -9,8 +9,9 @@ already reaches the table's offset is not detected, and its records before that 
 connector's offsets before you delete a topic. The broker deletes the group's offsets with the topic, and a later reset
 does not know the topic's partitions. Their offsets can then only be altered to null, one by one.
 
-After a temporary error of an append the task reads the records again. Any other error would be repeated forever, so the
-next `put` raises it, which fails the task.
+After a temporary error of an append the task reads the records again, at most APPEND_RETRIES_MAX times in a row. Any
+other error, and the error after these retries, would be repeated forever. So the next `put` raises it, which fails the
+task.
 """
 
 from __future__ import annotations
@@ -26,10 +27,14 @@ from penstock.shared.connect.allowed_files import FILES_ALLOWED, local_path
 from penstock.shared.connect.config_def import HIGH, MEDIUM, NO_DEFAULT, ConfigDef, Type, at_least
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.arrow_rows import check_row, table_of
+from penstock.shared.connect.connectors.retries import Retries
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.task import Offsets, SinkTask
+
+APPEND_RETRIES_MAX = 10
+"""The retries of a failed append. Delta's errors do not tell whether they are temporary."""
 
 
 class DeltaSinkTask(SinkTask):
@@ -46,6 +51,7 @@ class DeltaSinkTask(SinkTask):
         self._versions: dict[TopicPartition, int | None] = {}
         self._opened: dict[TopicPartition, int] = {}
         self._begun: dict[TopicPartition, int] = {}
+        self._retries = Retries(APPEND_RETRIES_MAX)
         self._failure: Exception | None = None
 
     async def open(self, partitions: frozenset[TopicPartition]) -> None:
@@ -120,9 +126,12 @@ class DeltaSinkTask(SinkTask):
         ]
         try:
             await self._append_to_delta_table(fresh, {tp: offset.offset for tp, offset in offsets.items()})
-        except RetriableError:
+        except RetriableError as e:
             self._begun.update({tp: begun for tp, begun in self._opened.items() if tp in offsets})
-            raise
+            error = self._retries.failed(str(e))
+            if not isinstance(error, RetriableError):
+                self._failure = error
+            raise error from e
         except Exception as e:
             self._failure = e
             raise
@@ -150,6 +159,7 @@ class DeltaSinkTask(SinkTask):
             await self._append_to_delta_table(records[half:], ends)
             return
         self._versions.update({tp: after for tp, (_, after) in moved.items()})
+        self._retries.succeeded()
 
     async def stop(self) -> None:
         """Nothing to do: records that were not appended are read again."""

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from penstock.shared.common.errors import RetriableError, WriterFenced
 from penstock.shared.common.lake.append_once import append_once, table_versions
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
-from penstock.shared.connect.connectors.delta import DeltaSinkConnector, DeltaSinkTask
+from penstock.shared.connect.connectors.delta import APPEND_RETRIES_MAX, DeltaSinkConnector, DeltaSinkTask
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.schema import INT32, INT64, OPTIONAL_INT32, OPTIONAL_STRING, STRING, Field, Schema
@@ -214,6 +214,24 @@ async def test_records_may_be_read_again_after_a_failed_commit(tmp_path: Path) -
     assert rows(tmp_path) == list(range(6))
     with pytest.raises(ConnectError, match=r"t-0.*offset 0.*6"):
         await task.put(records(A, 0, 1))
+
+
+async def test_a_task_fails_if_its_appends_keep_failing(tmp_path: Path) -> None:
+    """An append that still fails after the retries fails the task, here because a partition column does not exist."""
+    task = DeltaSinkTask()
+    task.initialize(Context())
+    await task.start({"table.uri": str(tmp_path), "name": "c", "partition.by": "nope"})
+    await task.open(frozenset({A}))
+    for _ in range(APPEND_RETRIES_MAX):
+        await task.put(records(A, 0, 3))
+        with pytest.raises(RetriableError, match="nope"):
+            await task.pre_commit(at(a=3))
+        assert await task.pre_commit(at(a=0)) == at(a=0)  # a commit without records is no success
+    await task.put(records(A, 0, 3))
+    with pytest.raises(ConnectError, match="nope"):
+        await task.pre_commit(at(a=3))
+    with pytest.raises(ConnectError, match="nope"):
+        await task.put([])
 
 
 async def test_a_recreated_topic_is_an_error_until_offsets_are_reset(tmp_path: Path) -> None:
