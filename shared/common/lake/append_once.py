@@ -6,7 +6,8 @@ over, and the append changes nothing.
 
 A column keeps its first type. A number is converted to the column's number type if its value stays the same. Nulls,
 empty lists and empty structs have no type of their own: they get the column's, and are left out if there is no such
-column. Any other difference in type is an error: Delta's own cast would, for example, truncate 1.5 to 1.
+column. A time of day becomes a string, since Delta has no type for it. Any other difference in type is an error:
+Delta's own cast would, for example, truncate 1.5 to 1.
 """
 
 from __future__ import annotations
@@ -113,6 +114,11 @@ def _append_to_table(
         raise DataError(f"{uri}: {one_line(e)}") from e
     except (CommitFailedError, DeltaError, OSError) as e:
         raise RetriableError(f"{uri}: {one_line(e)}") from e
+    except Exception as e:
+        # Raised without a class of its own for a type that Delta lacks, and for names that differ only in their case.
+        if "Schema error" in str(e):
+            raise DataError(f"{uri}: {one_line(e)}") from e
+        raise
 
 
 def fitted(data: Any, schema: Any) -> Any:
@@ -164,13 +170,16 @@ def _typed(data: Any, schema: Any) -> Any:
 
 
 def _known_type(kind: Any, kept: Any) -> Any:
-    """Return the type `kind`, with the types of `kept` for nulls, and for the contents of empty lists and structs.
+    """Return the type `kind`, with the types of `kept` for nulls, and for the contents of empty lists and structs. A
+    time of day has the type of a string.
 
     `kept` is the type in the table, or None if the table lacks the column. Nulls without a type in `kept` are left out.
     Returns None if nothing is left.
     """
     if pa.types.is_null(kind):
         return kept
+    if pa.types.is_time(kind):
+        return pa.string()
     if pa.types.is_struct(kind):
         others = {field.name: field.type for field in kept} if kept is not None and pa.types.is_struct(kept) else {}
         fields = [(field.name, _known_type(field.type, others.get(field.name))) for field in kind]

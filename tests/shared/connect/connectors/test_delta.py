@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +16,16 @@ from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.connect.connectors.delta import APPEND_RETRIES_MAX, DeltaSinkConnector, DeltaSinkTask
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord
-from penstock.shared.connect.schema import INT32, INT64, OPTIONAL_INT32, OPTIONAL_STRING, STRING, Field, Schema
+from penstock.shared.connect.schema import (
+    INT32,
+    INT64,
+    OPTIONAL_INT32,
+    OPTIONAL_STRING,
+    STRING,
+    Field,
+    Schema,
+    time_schema,
+)
 from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, Reporter, produce, record, records
 from tests.shared.connect.harness import running
 
@@ -157,6 +167,31 @@ async def test_records_of_two_schemas_keep_the_types_of_their_fields(tmp_path: P
     await task.pre_commit(at(a=3))
     table = pa.table(DeltaTable(tmp_path / "old").to_pyarrow_table()).sort_by("n")
     assert table.to_pylist(maps_as_pydicts="strict") == [*expected, {**expected[0], "n": 2}]
+
+
+async def test_a_time_is_a_string(tmp_path: Path) -> None:
+    """Delta has no type for a time of day, so the column of a Time is a string."""
+    time = time_schema(optional=True)
+    schema = Schema.struct("S", Field("t", time), Field("s", Schema.struct("T", Field("l", Schema.array(time)))))
+    values = [{"t": dt.time(1, 2, 3), "s": {"l": [dt.time(4)]}}, {"t": None, "s": {"l": [None]}}]
+    task = await started(tmp_path, Context(), A)
+    await task.put(
+        [SinkRecord("t", 0, None, None, schema, value, kafka_offset=offset) for offset, value in enumerate(values)]
+    )
+    await task.pre_commit(at(a=2))
+    assert pa.table(DeltaTable(tmp_path).to_pyarrow_table()).sort_by("t").to_pylist() == [
+        {"t": "01:02:03.000000", "s": {"l": ["04:00:00.000000"]}},
+        {"t": None, "s": {"l": [None]}},
+    ]
+
+
+async def test_a_record_that_delta_cannot_represent_is_reported(tmp_path: Path) -> None:
+    """A name that differs from a column's only in its case is an error of its record alone."""
+    task = await started(tmp_path, Context(reporter := Reporter()), A)
+    await task.put([record(A, 0), record(A, 1, {"N": 1}), record(A, 2)])
+    await task.pre_commit(at(a=3))
+    assert rows(tmp_path) == [0, 2]
+    assert reporter.reported == [(A, 1)]
 
 
 class FailingOnce(Reporter):
