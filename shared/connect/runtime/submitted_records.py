@@ -1,6 +1,6 @@
 """The records that are not yet in Kafka, and the source offsets that may be stored.
 
-An offset may be stored if every record of its source partition up to it is in Kafka.
+An offset may be stored if every record of its source partition up to it is in Kafka, or was dropped.
 
 >>> submitted = SubmittedRecords()
 >>> first = submitted.submit({"file": "a"}, {"position": 1})

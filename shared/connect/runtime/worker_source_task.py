@@ -89,6 +89,8 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
         self._acknowledged.append((record, None))
 
     async def _record_dropped(self, record: SourceRecord) -> None:
+        # Unlike Kafka Connect, which stores only the offsets of sent records: a source may wait for its last offset.
+        self.submitted.submit(record.source_partition, record.source_offset).ack()
         self._acknowledged.append((record, None))
 
     def _record_not_sent(self, token: object) -> None:

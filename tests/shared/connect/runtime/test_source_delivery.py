@@ -146,6 +146,15 @@ async def test_an_offset_waits_for_the_records_before_it() -> None:
         await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
 
 
+async def test_the_offset_of_a_dropped_record_is_stored() -> None:
+    """The offset of a record that a transform drops is stored, also if no later record is sent."""
+    async with running() as run:
+        await started(run, transforms="f", transforms_f_type="org.apache.kafka.connect.transforms.Filter")
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
+        await run.until(lambda: task().committed == [("a", False)])
+
+
 async def test_a_partition_without_json_fails_the_task() -> None:
     """A source partition that has no JSON form fails the task even with `errors.tolerance=all`."""
     async with running() as run:
