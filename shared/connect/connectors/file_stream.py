@@ -8,6 +8,8 @@ only when it has an end. A source whose file does not exist waits for it.
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import sys
 from collections.abc import Mapping
 from typing import IO
@@ -48,7 +50,10 @@ class FileStreamSourceTask(SourceTask):
         if not lines:
             file = self._file
             assert file is not None
-            data = await asyncio.to_thread(file.read1 if file is sys.stdin.buffer else file.read, READ_BYTES)  # type: ignore[union-attr]
+            if file is sys.stdin.buffer:
+                data = _read_if_ready(file)
+            else:
+                data = await asyncio.to_thread(file.read, READ_BYTES)
             self._buffer += data
             if len(self._buffer) > LINE_BYTES_MAX:
                 raise ConnectError(f"{self._path}: a line has more than {LINE_BYTES_MAX} bytes")
@@ -106,6 +111,12 @@ class FileStreamSourceTask(SourceTask):
     async def stop(self) -> None:
         if self._file is not None and self._file is not sys.stdin.buffer:
             self._file.close()
+
+
+def _read_if_ready(file: IO[bytes]) -> bytes:
+    """Return what can be read without waiting. A thread that waits would take the next task's input."""
+    ready, _, _ = select.select([file], [], [], 0)
+    return os.read(file.fileno(), READ_BYTES) if ready else b""
 
 
 class FileStreamSourceConnector(SourceConnector):

@@ -7,6 +7,8 @@ Arrow tables, as those of the Delta sink do. The file stream sink appends a line
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,12 @@ import pytest
 from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.connect.connectors.arrow_rows import NothingInIt, check_row, columns_of_file, table_of
-from penstock.shared.connect.connectors.file_stream import FileStreamSinkTask
+from penstock.shared.connect.connectors.file_stream import FileStreamSinkTask, FileStreamSourceTask
 from penstock.shared.connect.connectors.files import FilesSinkConnector, FilesSinkTask
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.schema import INT32, OPTIONAL_INT32, STRING, Field, Schema
+from tests import virtual_time
 from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, Reporter, produce, record, records
 from tests.shared.connect.harness import TP, running
 
@@ -244,6 +247,25 @@ async def test_put_writes_to_the_file_immediately(tmp_path: Path) -> None:
     await task.put([line("a"), line(True), line(None), line({"n": 1})])
     assert (tmp_path / "out").read_text() == "before\na\ntrue\nnull\n{'n': 1}\n"
     await task.stop()
+
+
+def test_a_stopped_task_takes_no_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A poll does not wait for standard input, so a stop leaves no read behind that takes the next task's lines."""
+    read_end, write_end = os.pipe()
+
+    async def polled(times: int) -> list[Any]:
+        task = FileStreamSourceTask()
+        task.initialize(Context())
+        await task.start({"topic": "t"})
+        found = [await task.poll() for _ in range(times)]
+        await task.stop()
+        return [[record.value for record in records or ()] for records in found]
+
+    with os.fdopen(read_end) as stdin, os.fdopen(write_end, "wb", buffering=0) as writer:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert virtual_time.run(polled(1)) == [[]]
+        writer.write(b"one\ntwo\n")
+        assert virtual_time.run(polled(2)) == [["one", "two"], []]
 
 
 async def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
