@@ -587,6 +587,27 @@ async def test_bulk_mode_reads_tables_in_batches(url: str, db: Any) -> None:
         await task.stop()
 
 
+@pytest.mark.parametrize("mode", ["bulk", "incrementing"])
+async def test_types_without_a_counterpart_are_text_of_postgres(url: str, db: Any, mode: str) -> None:
+    """A column of a type that Connect lacks has the text that Postgres writes, also if two columns have one name."""
+    await db.execute("CREATE TABLE src (id int, list text[], i interval, r daterange, b bit(3), p point, c char(3))")
+    await db.execute(
+        "INSERT INTO src VALUES (1, '{a,NULL}', '1 day 2h', '[2024-01-01,2024-01-02)', '101', '(1,2)', 'x')"
+    )
+    await db.execute("ALTER DATABASE postgres SET datestyle = 'SQL, DMY'")
+    task = PostgresSourceTask()
+    task.initialize(Context())
+    settings = {"connection.url": url, "mode": mode, "incrementing.column.name": "id", "topic.prefix": "t"}
+    await task.start({**settings, "query": 'SELECT *, i AS "a ""b", i AS "a ""b" FROM src'})
+    try:
+        [record] = await task.poll() or []
+        expected = {"id": 1, "list": "{a,NULL}", "i": "1 day 02:00:00", "r": "[2024-01-01,2024-01-02)", "b": "101"}
+        assert record.value == {**expected, "p": "(1,2)", "c": "x  ", 'a "b': "1 day 02:00:00"}
+    finally:
+        await db.execute("ALTER DATABASE postgres RESET datestyle")
+        await task.stop()
+
+
 async def test_a_paused_bulk_read_does_not_block_vacuum(url: str, db: Any) -> None:
     """After `bulk.idle.ms` without a poll the transaction ends, so that VACUUM removes dead rows.
 

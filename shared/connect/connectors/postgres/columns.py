@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.shared.common.errors import DataError
+from penstock.shared.connect.connectors.postgres.sql import quoted_column
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.schema import (
     DATE,
@@ -47,6 +48,8 @@ TYPE_NAMES = {
     1082: "date", 1083: "time", 1114: "timestamp", 1184: "timestamptz", 1700: "numeric",
 }  # fmt: skip
 """The types that are not read as text, by OID, which is the same in every database."""
+_READ_TYPES = {*TYPE_NAMES.values(), "text", "varchar", "bpchar"}
+"""The types whose values the driver returns in Connect's form. A cast to text would cut spaces off bpchar."""
 _COLUMN_TYPES = {
     SchemaType.INT8: "smallint",
     SchemaType.INT16: "smallint",
@@ -108,17 +111,33 @@ def schema_of(name: str, attributes: Sequence[Any], scale: int) -> Schema:
     return Schema.struct(name, *fields)
 
 
-def value_of(schema: Schema, value: Any, scale: int) -> Any:
+def with_texts(statement: str, attributes: Sequence[Any]) -> str:
+    """Return the query with columns of types without a counterpart in Connect as text. `attributes` are its columns.
+
+    >>> with_texts("SELECT * FROM t", [Attribute("id", TypeName("int4")), Attribute("list", TypeName("text[]"))])
+    'SELECT c0 AS "id",c1::text AS "list" FROM (SELECT * FROM t) q (c0,c1)'
+    """
+    kept = [attribute.type.name in _READ_TYPES for attribute in attributes]
+    if all(kept):
+        return statement
+    # Numbered, since columns of a query may have the same name.
+    names = [f"c{at}" for at in range(len(kept))]
+    columns = [
+        f"{name}{'' if is_kept else '::text'} AS {quoted_column(attribute.name)}"
+        for name, is_kept, attribute in zip(names, kept, attributes, strict=True)
+    ]
+    return f"SELECT {','.join(columns)} FROM ({statement}) q ({','.join(names)})"
+
+
+def value_of(value: Any, scale: int) -> Any:
     """Return a column's value in the form of its schema. `value` has the driver's form."""
-    if value is None:
-        return None
     if isinstance(value, Decimal):
         if not value.is_finite():
             return None  # Connect's Decimal has no infinity
         return value.quantize(Decimal(1).scaleb(-scale), context=DIGITS)
     if isinstance(value, dt.datetime):
         return aware(value)
-    return str(value) if schema.type is SchemaType.STRING and not isinstance(value, str) else value
+    return value
 
 
 def aware(value: dt.datetime) -> dt.datetime:

@@ -32,7 +32,6 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.connect.connectors.postgres import sql
 from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
 from penstock.shared.connect.connectors.postgres.columns import (
-    TEXT_STYLES,
     TYPE_NAMES,
     Attribute,
     TypeName,
@@ -169,7 +168,7 @@ class _CapturedTable:
         assert field is not None
         oid = next(column.type_oid for column in self.relation.columns if column.name == name)
         try:
-            return value_of(field.schema, value_from(oid, text), self._scale)
+            return value_of(value_from(oid, text), self._scale)
         except ConnectError as e:
             raise ConnectError(f"{self.name}.{name}: {e}") from None
 
@@ -437,7 +436,6 @@ class LogicalReader:
     # --- the publication and the slot ---
 
     async def _prepare_replication(self, connection: Any) -> None:
-        await connection.execute(TEXT_STYLES)
         level = await connection.fetchval("SHOW wal_level")
         if level != "logical":
             raise ConnectError(

@@ -20,7 +20,7 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.connect.config_def import HIGH, LOW, MEDIUM, NO_DEFAULT, ConfigDef, Type, at_least, one_of
 from penstock.shared.connect.connector import ExactlyOnceSupport, Props, SourceConnector
 from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
-from penstock.shared.connect.connectors.postgres.columns import schema_of, value_of
+from penstock.shared.connect.connectors.postgres.columns import TEXT_STYLES, schema_of, value_of, with_texts
 from penstock.shared.connect.connectors.postgres.database import connect, connection_config, translated
 from penstock.shared.connect.connectors.postgres.logical import SLOT_NAME, LogicalReader, position_of
 from penstock.shared.connect.connectors.postgres.table_reader import TableReader
@@ -166,6 +166,7 @@ class PostgresSourceTask(SourceTask):
     async def _connect_if_needed(self) -> Any:
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(self._values)
+            await self._connection.execute(TEXT_STYLES)
         return self._connection
 
     async def _read_rows(self, reader: TableReader) -> tuple[list[SourceRecord], bool]:
@@ -175,7 +176,9 @@ class PostgresSourceTask(SourceTask):
             most = self._values["batch.max.rows"]
             if self._bulk is None:
                 idle_ms = self._values["bulk.idle.ms"]
-                self._bulk = await BulkRead.begun(self._connection, reader.statement()[0], most, idle_ms)
+                statement = reader.statement()[0]
+                statement = with_texts(statement, (await self._connection.prepare(statement)).get_attributes())
+                self._bulk = await BulkRead.begun(self._connection, statement, most, idle_ms)
             rows = await self._bulk.rows()
             attributes = self._bulk.attributes
             if is_whole := len(rows) < most:
@@ -186,6 +189,9 @@ class PostgresSourceTask(SourceTask):
             statement, arguments = reader.statement()
             async with self._connection.transaction(readonly=True):
                 prepared = await self._connection.prepare(statement)
+                texts = with_texts(statement, prepared.get_attributes())
+                if texts != statement:
+                    prepared = await self._connection.prepare(texts)
                 rows = await prepared.fetch(*arguments)
                 attributes = prepared.get_attributes()
             is_whole = True
@@ -198,7 +204,7 @@ class PostgresSourceTask(SourceTask):
         schema = schema_of(reader.table or "query", attributes, scale)
         key_schema, names = self._key_schema(schema)
         topic = self._values["topic.prefix"] + reader.table
-        values = [{f.name: value_of(f.schema, row[f.name], scale) for f in schema.fields} for row in rows]
+        values = [{f.name: value_of(row[f.name], scale) for f in schema.fields} for row in rows]
         return [
             SourceRecord(
                 topic, None, key_schema, {name: value[name] for name in names} if names else None, schema, value,
