@@ -459,6 +459,20 @@ async def test_tasks_that_start_together_create_one_offset_table(url: str, db: A
         await connection.close()
 
 
+async def test_an_existing_offset_table_needs_no_privilege_to_create_one(url: str, db: Any) -> None:
+    """A user who may not create tables uses an offset table that exists, also in another schema."""
+    await OffsetTable("offsets", "c").open(db, [])
+    await db.execute("CREATE ROLE writer LOGIN; REVOKE CREATE ON SCHEMA public FROM public")
+    await db.execute("GRANT SELECT, INSERT, UPDATE ON offsets TO writer")
+    connection = await asyncpg.connect(url, user="writer")
+    try:
+        assert await OffsetTable("offsets", "c").open(connection, [TP]) == {}
+        assert await OffsetTable("public.offsets", "c").open(connection, [TP]) == {}
+    finally:
+        await connection.close()
+        await db.execute("DROP OWNED BY writer; DROP ROLE writer")
+
+
 @pytest.mark.parametrize("tables", ["", "src"])
 def test_a_source_waits_at_most_a_second_in_a_poll(tables: str) -> None:
     """The wait for the next read, or for the next retry, is divided: each poll returns after a second at most.

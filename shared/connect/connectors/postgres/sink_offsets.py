@@ -46,12 +46,15 @@ class OffsetTable:
         return f"<OffsetTable of {self._connector}, {len(self._known)} partitions>"
 
     async def open(self, connection: Any, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Create the missing rows of partitions. Returns the next offset of each partition with written records."""
-        await change_schema(
-            connection,
-            f"CREATE TABLE IF NOT EXISTS {self._table} (connector text, topic text, kafka_partition integer, "
-            "next_offset bigint NOT NULL, PRIMARY KEY (connector, topic, kafka_partition))",
-        )
+        """Create the table and the rows of partitions if they are missing. Returns the next offset of each partition
+        with written records."""
+        # IF NOT EXISTS alone needs the privilege to create tables, also if the table exists.
+        if await connection.fetchval("SELECT to_regclass($1)", self._table) is None:
+            await change_schema(
+                connection,
+                f"CREATE TABLE IF NOT EXISTS {self._table} (connector text, topic text, kafka_partition integer, "
+                "next_offset bigint NOT NULL, PRIMARY KEY (connector, topic, kafka_partition))",
+            )
         found = {}
         for tp in partitions:
             await connection.execute(
