@@ -446,6 +446,31 @@ async def test_an_invalid_row_repeats_no_committed_transaction(
     await task.stop()
 
 
+@pytest.mark.parametrize("mode", ["insert", "upsert"])
+async def test_a_column_may_change_its_type(url: str, db: Any, mode: str) -> None:
+    """Values have the new type of their column, also if the task or the driver knows the old type."""
+    await db.execute("CREATE TABLE t (id int PRIMARY KEY, v varchar(2), n int, x bigint)")
+    task = PostgresSinkTask()
+    task.context = sink_context.Context(reporter := sink_context.Reporter())
+    await task.start({"name": "c", "connection.url": url, "pk.mode": "record_key", "insert.mode": mode})
+
+    async def put(offset: int, value: Any) -> None:
+        await task.put([SinkRecord("t", 0, None, {"id": offset}, None, value, kafka_offset=offset)])
+
+    try:
+        await put(0, {"v": "ab", "n": 1, "x": 1})
+        await put(1, {"v": "abc", "n": 1, "x": 1})
+        assert reporter.reported == [(TP, 1)]
+        await db.execute("ALTER TABLE t ALTER x TYPE double precision")
+        await put(2, {"v": "ab", "n": 2, "x": 2})
+        await db.execute("ALTER TABLE t ALTER v TYPE varchar(3), ALTER n TYPE text")
+        await put(3, {"v": "abc", "n": 3, "x": 3.5})
+        assert reporter.reported == [(TP, 1)]
+        assert await rows_of(db, "SELECT * FROM t") == [(0, "ab", "1", 1), (2, "ab", "2", 2), (3, "abc", "3", 3.5)]
+    finally:
+        await task.stop()
+
+
 async def test_tasks_that_start_together_create_one_offset_table(url: str, db: Any) -> None:
     """Tasks that start at the same time on an empty database create the table of offsets without an error."""
     partitions = [TopicPartition("t", number) for number in range(8)]

@@ -73,6 +73,8 @@ async def connect(values: Mapping[str, Any]) -> Any:
             timeout=values["connection.timeout.ms"] / 1000,
             command_timeout=values["statement.timeout.ms"] / 1000,
             server_settings={"timezone": "UTC"},
+            # With a cached statement, COPY would send a value in the form of the type that its column had before.
+            statement_cache_size=0,
         )
     except Exception as e:
         raise translated(e) from e

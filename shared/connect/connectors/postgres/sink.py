@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.shared.common.errors import ConfigError, DataError, RetriableError
 from penstock.shared.common.log import get_logger
@@ -87,6 +87,14 @@ def sink_settings() -> ConfigDef:
     )  # fmt: skip
 
 
+class StagedColumns(NamedTuple):
+    """The columns of a temporary table, and the table to which its rows are applied."""
+
+    table: str
+    names: tuple[str, ...]
+    types: tuple[str, ...]
+
+
 class PostgresSinkTask(SinkTask):
     """Writes one task's records."""
 
@@ -97,7 +105,7 @@ class PostgresSinkTask(SinkTask):
         self._builder = RowBuilder(self._settings)
         self._connection: Any = None
         self._tables: dict[str, sql.SqlTable] = {}
-        self._stagings: dict[tuple[str, tuple[str, ...]], str] = {}
+        self._stagings: dict[StagedColumns, str] = {}
         self._numbers = itertools.count()
         self._retries = Retries(values["max.retries"])
         self._done: dict[tuple[str, int], int] = {}
@@ -160,6 +168,9 @@ class PostgresSinkTask(SinkTask):
         while at < len(records):
             part = records[at : at + size]
             error = await self._try_to_write_rows(part)
+            if error is not None:
+                self._tables.clear()  # a column may have another type now, so the tables are described again
+                error = await self._try_to_write_rows(part)
             if error is None:
                 at = at + len(part)
                 size = 2 * size
@@ -314,7 +325,7 @@ class PostgresSinkTask(SinkTask):
             await _copy_rows_to_table(connection, table.name, names, _adapt_rows_to_columns(group.rows, names, table))
             return
         key_table = table if table.key == group.key else sql.SqlTable(table.name, table.columns, group.key)
-        staged = self._stagings[table.name, names]
+        staged = self._stagings[self._staged_columns(group)]
         await _copy_rows_to_table(connection, staged, names, _adapt_rows_to_columns(group.latest(), names, table))
         if group.deletes:
             statement = sql.delete_from(key_table, staged)
@@ -325,16 +336,20 @@ class PostgresSinkTask(SinkTask):
         await connection.execute(statement)
         await connection.execute(f"TRUNCATE {sql.quoted(staged)}")
 
+    def _staged_columns(self, group: RowsToWrite) -> StagedColumns:
+        columns = self._tables[group.table].columns
+        return StagedColumns(group.table, group.names, tuple(columns[name] for name in group.names))
+
     async def _have_stagings(self, connection: Any, groups: list[RowsToWrite]) -> None:
         """Create a temporary table for each set of columns; drop those of other batches if there would be too many."""
-        needed = {(group.table, group.names) for group in groups if self._uses_staging_table(group)}
+        needed = {self._staged_columns(group) for group in groups if self._uses_staging_table(group)}
         if len(self._stagings.keys() | needed) > STAGINGS_MAX:
             for key in self._stagings.keys() - needed:
                 await connection.execute(f"DROP TABLE {sql.quoted(self._stagings.pop(key))}")
-        for table, names in sorted(needed - self._stagings.keys()):
+        for columns in sorted(needed - self._stagings.keys()):
             name = f"penstock_staged_{next(self._numbers)}"
-            await connection.execute(sql.staging(name, self._tables[table], names))
-            self._stagings[table, names] = name
+            await connection.execute(sql.staging(name, self._tables[columns.table], columns.names))
+            self._stagings[columns] = name
 
     async def _ensure_sink_table(self, connection: Any, name: str, groups: list[RowsToWrite]) -> None:
         """Read the table's columns; create the table or add columns if the settings allow it."""
@@ -359,7 +374,6 @@ class PostgresSinkTask(SinkTask):
             if not self._values["auto.evolve"]:
                 raise ConnectError(f"table {name} has no column {', '.join(missing)}, and auto.evolve is false")
             await self._execute_ddl(connection, sql.add_columns(name, missing))
-            self._stagings = {key: staged for key, staged in self._stagings.items() if key[0] != name}
         found = await self._describe_table(connection, name)
         if found is None:
             raise RetriableError(f"table {name} was dropped while it was changed")
