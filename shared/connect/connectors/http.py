@@ -88,7 +88,10 @@ def _parse_http_headers(given: Password) -> dict[str, str]:
 
 
 def make_http_client(values: Mapping[str, Any]) -> httpx.AsyncClient:
-    """Return the client of an HTTP connector, with the configured headers, credentials and timeout."""
+    """Return the client of an HTTP connector, with the configured headers, credentials and timeout.
+
+    The client's timeout applies to each read and write. The callers limit the whole request.
+    """
     headers = _parse_http_headers(values["http.headers"])
     auth = None
     if values["http.auth.type"] == "basic":
@@ -153,13 +156,14 @@ class HttpSinkTask(SinkTask):
 
     async def _send_batch(self, batch: list[SinkRecord]) -> None:
         try:
-            response = await self._client.request(
-                self._values["http.method"],
-                self._values["http.url"].replace("${topic}", quote(batch[0].topic, safe="")),
-                content=self._encode_request_body(batch),
-                headers={"Content-Type": self._content_type},
-            )
-        except httpx.HTTPError as e:
+            async with asyncio.timeout(self._values["request.timeout.ms"] / 1000):
+                response = await self._client.request(
+                    self._values["http.method"],
+                    self._values["http.url"].replace("${topic}", quote(batch[0].topic, safe="")),
+                    content=self._encode_request_body(batch),
+                    headers={"Content-Type": self._content_type},
+                )
+        except (httpx.HTTPError, TimeoutError) as e:
             self.context.timeout(self._values["retry.backoff.ms"])
             raise self._retries.failed(f"{type(e).__name__}: {e}") from e
         except DataError as e:
@@ -278,8 +282,9 @@ class HttpSourceTask(SourceTask):
         self._wait_ms = self._values["poll.interval.ms"]
         url = self._values["http.url"].replace("${offset}", quote(str(self._offset), safe=""))
         try:
-            response = await self._get_url(url)
-        except httpx.HTTPError as e:
+            async with asyncio.timeout(self._values["request.timeout.ms"] / 1000):
+                response = await self._get_url(url)
+        except (httpx.HTTPError, TimeoutError) as e:
             self._wait_ms = self._values["retry.backoff.ms"]
             raise self._retries.failed(f"{type(e).__name__}: {e}") from e
         if is_passing(response.status_code):

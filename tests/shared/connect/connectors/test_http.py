@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import httpx
 import pytest
@@ -240,6 +241,41 @@ def test_a_poll_waits_at_most_a_second() -> None:
         await task.stop()
 
     virtual_time.run(poll_until_next_request())
+
+
+class Trickle(httpx.AsyncBaseTransport, httpx.AsyncByteStream):
+    """Answers each request with a byte every 300 ms, ten in all."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, stream=self)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for _ in range(10):
+            await virtual_time.let_pass(0.3)
+            yield b"1"
+
+
+def test_a_request_ends_after_its_timeout() -> None:
+    """`request.timeout.ms` limits the whole request, also if the server sends a little from time to time."""
+
+    async def failed_after_s(call: Callable[[], Awaitable[object]]) -> float:
+        before_s = asyncio.get_running_loop().time()
+        with pytest.raises(RetriableError):
+            await call()
+        return asyncio.get_running_loop().time() - before_s
+
+    async def read_and_post() -> list[float]:
+        source = HttpSourceTask()
+        source.context = WorkerSourceTaskContext({}, AllowedFiles(), StoredOffsetReader(Store(), "c"))
+        await source.start({"http.url": "http://host/", "topic": "t", "request.timeout.ms": "1000"})
+        sink = HttpSinkTask()
+        sink.initialize(Context())
+        await sink.start({"http.url": "http://host/", "request.timeout.ms": "1000"})
+        for task in (source, sink):
+            task._client = httpx.AsyncClient(transport=Trickle())
+        return [await failed_after_s(source.poll), await failed_after_s(lambda: sink.put(records(A, 0, 1)))]
+
+    assert virtual_time.run(read_and_post()) == [1, 1]
 
 
 async def test_an_unchanged_answer_is_not_written_again() -> None:
