@@ -250,7 +250,7 @@ class FilesSinkConnector(SinkConnector):
                     at_least(0))
             .define("parquet.codec", Type.STRING, "snappy", LOW, "Compression codec of Parquet files.",
                     one_of("none", "snappy", "gzip", "zstd", "lz4"))
-            .define("retry.backoff.ms", Type.INT, 3_000, LOW, "Delay before a failed write is retried.", at_least(0))
+            .define("retry.backoff.ms", Type.INT, 3_000, LOW, "Delay before a failed write is retried.", at_least(1))
         )  # fmt: skip
 
     def validate(self, props: Props) -> list[ConfigValue]:

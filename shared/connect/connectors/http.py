@@ -62,7 +62,7 @@ def http_client_config() -> ConfigDef:
         .define("http.auth.token", Type.PASSWORD, "", MEDIUM, "Token for bearer authentication.")
         .define("request.timeout.ms", Type.INT, 30_000, LOW, "Maximum time of one request.", at_least(1))
         .define("max.retries", Type.INT, 10, MEDIUM, "Maximum number of retries after a temporary error.", at_least(0))
-        .define("retry.backoff.ms", Type.INT, 3_000, MEDIUM, "Delay before each retry.", at_least(0))
+        .define("retry.backoff.ms", Type.INT, 3_000, MEDIUM, "Delay before each retry.", at_least(1))
     )  # fmt: skip
 
 

@@ -20,6 +20,10 @@ from penstock.shared.connect.config_def import (
     parse,
     regex,
 )
+from penstock.shared.connect.connector import SinkConnector
+from penstock.shared.connect.connectors.files import FilesSinkConnector
+from penstock.shared.connect.connectors.http import HttpSinkConnector
+from penstock.shared.connect.connectors.postgres.sink import PostgresSinkConnector
 from penstock.shared.connect.runtime.connector_config import validate_unique_aliases
 
 HIGH = Importance.HIGH
@@ -32,6 +36,15 @@ def definition() -> ConfigDef:
         .define("secret", Type.PASSWORD, None, HIGH, "A secret.")
         .define("topic", Type.STRING, NO_DEFAULT, HIGH, "Where to.", dependents=("size",))
     )
+
+
+@pytest.mark.parametrize("connector", [HttpSinkConnector, FilesSinkConnector, PostgresSinkConnector])
+def test_a_delay_of_retries_is_positive(connector: type[SinkConnector]) -> None:
+    """A backoff of 0 is rejected: the worker would use its default for it, as Kafka Connect does."""
+    props = {"http.url": "http://host/", "url": "s3://bucket/folder", "connection.url": "postgresql://host/x"}
+    assert connector.config().parse({**props, "retry.backoff.ms": "1"})["retry.backoff.ms"] == 1
+    with pytest.raises(ConfigError, match=r"retry\.backoff\.ms"):
+        connector.config().parse({**props, "retry.backoff.ms": "0"})
 
 
 def test_defaults_are_parsed() -> None:

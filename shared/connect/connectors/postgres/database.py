@@ -45,7 +45,7 @@ def connection_config() -> ConfigDef:
                 group="Connection", order=5)
         .define("max.retries", Type.INT, 10, MEDIUM, "Maximum number of retries after a temporary error.",
                 at_least(0), group="Retries", order=1)
-        .define("retry.backoff.ms", Type.INT, 3_000, MEDIUM, "Delay before each retry.", at_least(0),
+        .define("retry.backoff.ms", Type.INT, 3_000, MEDIUM, "Delay before each retry.", at_least(1),
                 group="Retries", order=2)
     )  # fmt: skip
 
