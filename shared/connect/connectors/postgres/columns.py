@@ -243,6 +243,9 @@ def _adapt_timestamptz(value: Any) -> Any:
             value = dt.datetime.fromisoformat(value)
         except ValueError:
             raise DataError(f"{value!r:.100} is not an ISO 8601 time") from None
+    if isinstance(value, dt.date) and not isinstance(value, dt.datetime):
+        # The driver would take midnight in the time zone of this process.
+        return dt.datetime(value.year, value.month, value.day, tzinfo=dt.UTC)
     if isinstance(value, dt.datetime) and value.tzinfo is None:
         return value.replace(tzinfo=dt.UTC)
     return value

@@ -97,6 +97,16 @@ def test_values_are_adapted_to_columns_with_a_precision(kind: str, value: Any, a
     assert adapt(value) == adapted
 
 
+def test_a_date_in_a_column_of_times_is_midnight_in_utc() -> None:
+    """A date becomes midnight in UTC, whatever the time zone of the worker is."""
+    midnight = NOON.replace(hour=0)
+    expected = {"timestamp with time zone": midnight, "timestamp without time zone": midnight.replace(tzinfo=None)}
+    for kind, moment in expected.items():
+        adapt = column_adapter(kind)
+        assert adapt is not None
+        assert adapt(NOON.date()) == moment
+
+
 @pytest.mark.parametrize("value", [10.5, Decimal("1.9"), True, "10", math.nan, math.inf, Decimal("-Infinity"), 2**31])
 def test_an_integer_column_takes_only_whole_numbers_in_its_range(value: Any) -> None:
     """An integer column takes whole numbers of any type. Any other value is an error: it is never truncated."""
