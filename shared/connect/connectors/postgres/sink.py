@@ -46,10 +46,8 @@ log = get_logger(__name__)
 STAGINGS_MAX = 256
 """The maximum number of temporary tables, one for each set of columns."""
 COLUMNS = """
-SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type,
-       coalesce(array_position(i.indkey::int2[], a.attnum), -1) AS key_at
-FROM pg_attribute a LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary
-WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+SELECT attname AS name, format_type(atttypid, atttypmod) AS type
+FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
 
 
@@ -324,7 +322,7 @@ class PostgresSinkTask(SinkTask):
         if not self._uses_staging_table(group):
             await _copy_rows_to_table(connection, table.name, names, _adapt_rows_to_columns(group.rows, names, table))
             return
-        key_table = table if table.key == group.key else sql.SqlTable(table.name, table.columns, group.key)
+        key_table = sql.SqlTable(table.name, table.columns, group.key)
         staged = self._stagings[self._staged_columns(group)]
         await _copy_rows_to_table(connection, staged, names, _adapt_rows_to_columns(group.latest(), names, table))
         if group.deletes:
@@ -387,8 +385,7 @@ class PostgresSinkTask(SinkTask):
         rows = await connection.fetch(COLUMNS, sql.quoted(name))
         if not rows:
             return None
-        key = sorted((row["key_at"], row["name"]) for row in rows if row["key_at"] >= 0)
-        return sql.SqlTable(name, {row["name"]: row["type"] for row in rows}, tuple(column for _, column in key))
+        return sql.SqlTable(name, {row["name"]: row["type"] for row in rows})
 
     async def stop(self) -> None:
         connection = getattr(self, "_connection", None)

@@ -19,7 +19,7 @@ NAME_BYTES_MAX = 63
 
 @dataclass(frozen=True)
 class SqlTable:
-    """A table of the database: types by column, in order, and the primary key's columns."""
+    """A table of the database: types by column, in order, and the columns of the key by which rows are written."""
 
     name: str
     columns: Mapping[str, str] = field(hash=False)
