@@ -27,6 +27,7 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, summary_of, trace_of
 from penstock.shared.connect.group.assignor import IncrementalAssignor
 from penstock.shared.connect.group.connect_protocol import (
+    NOTHING,
     PROTOCOL_NAMES,
     SESSIONED,
     ConnectorsAndTasks,
@@ -337,13 +338,12 @@ class DistributedHerder(BaseHerder):
         for level in changes.loggers:
             with contextlib.suppress(PenstockError):
                 self.loggers.set_level(level.logger, level.level)
-        here = self._runner.running()
         # Tasks with old configs stop before the next assignment, so that none runs beside the new set.
         outdated = self._runner.outdated(changes.tasks, whole_sets=self._config.exactly_once)
         if outdated:
             await self._runner.stop(ConnectorsAndTasks((), outdated))
             self._resolved = False
-        for name in changes.connectors & here.connectors:
+        for name in changes.connectors & self._work_to_run().connectors:
             self._runner.beside(self._runner.restart_connector(name))
         for name in changes.targets:
             await self._runner.set_target_state(name)
@@ -351,6 +351,11 @@ class DistributedHerder(BaseHerder):
             await self._restart_assigned(request)
         if reason is not None:
             self.member.rejoin(reason)
+
+    def _work_to_run(self) -> ConnectorsAndTasks:
+        """Return the work assigned to this worker, also work that could not be created here. Empty if other workers may
+        run it."""
+        return NOTHING if self.member.is_given_up(self._clock.monotonic_ms()) else self.member.held
 
     async def _keep_session_key(self) -> None:
         """On the leader: creates the session key if there is none, and replaces it when it has expired."""
@@ -488,7 +493,7 @@ class DistributedHerder(BaseHerder):
             self._require_no_pending_rebalance()
             if name not in self.snapshot().configs:
                 raise self._unknown_connector(name, ": ")
-            if name not in self._runner.running().connectors:
+            if name not in self._work_to_run().connectors:
                 self._reject_not_assigned(
                     lambda m: name in (self.member.owners or {})[m].connectors, f"connector {name}"
                 )
@@ -509,9 +514,7 @@ class DistributedHerder(BaseHerder):
                 raise self._unknown_connector(task.connector, ": ")
             if task not in snapshot.tasks(task.connector):
                 raise ConnectorNotFound(f"Unknown task: {task}")
-            # By the assignment and not by the running tasks: a task that could not be created can be restarted too.
-            held = self.member.assignment.work if self.member.assignment else None
-            if held is None or task not in held.tasks:
+            if task not in self._work_to_run().tasks:
                 self._reject_not_assigned(lambda m: task in (self.member.owners or {})[m].tasks, f"task {task}")
             await self._runner.restart_tasks([task])
 
@@ -554,7 +557,7 @@ class DistributedHerder(BaseHerder):
             plan = self._plan_restart(request)
         except ConnectorNotFound:
             return
-        here = self._runner.running()
+        here = self._work_to_run()
         tasks = [task for task in plan.tasks if task in here.tasks]
         if tasks:
             await self._runner.restart_tasks(tasks, announced=True)
@@ -700,8 +703,7 @@ class DistributedHerder(BaseHerder):
                 )
                 await asyncio.sleep(delay_ms / 1000)
         # A rebalance while the fencing ran may have moved the task.
-        held = self.member.assignment.work if self.member.assignment else None
-        return held is not None and task in held.tasks
+        return task in self._work_to_run().tasks
 
     async def _request_fencing(self, name: str) -> None:
         if self.member.is_leader:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -327,6 +328,30 @@ async def test_restarts_and_levels_reach_every_worker() -> None:
         await first.set_cluster_level(level.logger, level.level)
         for herder in (first, second):
             await until(lambda herder=herder: level.logger in herder.loggers.levels())  # type: ignore[misc]
+
+
+async def test_a_connector_that_could_not_be_created_can_be_restarted(tmp_path: Path) -> None:
+    """A connector whose secret could not be read starts with the next restart of either kind, or with its next
+    config.
+    """
+    secret = tmp_path / "secret.properties"
+    only_connector = RestartRequest("c", only_failed=False, include_tasks=False)
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1", config_providers="file") as herder:
+        secret.write_text("word=x")
+        await herder.put_connector("c", config(word=f"${{file:{secret}:word}}"), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        for start in (
+            lambda: herder.restart(RestartRequest("c", only_failed=True, include_tasks=True)),
+            lambda: herder.restart_connector("c"),
+            lambda: herder.patch_connector("c", {"x": "1"}),
+        ):
+            secret.unlink()
+            await herder.restart(only_connector)
+            await until(lambda: states(herder)[0] == "FAILED")
+            assert herder.worker.connector_names() == frozenset()
+            secret.write_text("word=x")
+            await start()
+            await until(lambda: states(herder) == ["RUNNING"] * 3)
 
 
 async def test_a_hanging_restart_blocks_nothing() -> None:
