@@ -395,11 +395,7 @@ class DistributedHerder(BaseHerder):
         async def run_if_leader() -> T:
             # in the loop, since a rebalance may have changed the leader while the request waited
             self._require_group_leader()
-            try:
-                return await run()
-            except ProducerFenced:
-                self.member.rejoin("another worker leads")
-                raise RebalanceNeeded("Another worker leads the group now: retry the request") from None
+            return await run()
 
         return await self._execute_command(run_if_leader)
 
@@ -407,15 +403,31 @@ class DistributedHerder(BaseHerder):
         """Run a command in the loop and return its result. The timeout, which includes the command's own run, is
         REBALANCE_WAIT_MS if a rebalance is pending at the call, else REQUEST_TIMEOUT_MS.
 
-        After the timeout, raises RebalanceNeeded if a rebalance is pending, else RequestTimedOut.
+        After the timeout, raises RebalanceNeeded if a rebalance is pending, else RequestTimedOut. Also raises
+        RebalanceNeeded if another worker has claimed the config topic.
         """
+
+        async def run_and_keep_claim() -> T:
+            try:
+                return await run()
+            except ProducerFenced:
+                raise RebalanceNeeded("Another worker leads the group now: retry the request") from None
+            finally:
+                self._rejoin_without_claim()
+
         try:
             return await self._commands.execute(
-                run, REBALANCE_WAIT_MS if self.member.needs_to_join else REQUEST_TIMEOUT_MS
+                run_and_keep_claim, REBALANCE_WAIT_MS if self.member.needs_to_join else REQUEST_TIMEOUT_MS
             )
         except RequestTimedOut:
             self._require_no_pending_rebalance()
             raise
+
+    def _rejoin_without_claim(self) -> None:
+        """On the leader, join again if a failed write has ended the claim of the config topic. If this worker then still
+        leads, it claims the topic again."""
+        if self.member.is_leader and not self._stores.configs.is_claimed:
+            self.member.rejoin("the claim of the config topic has ended")
 
     async def is_healthy(self) -> bool:
         """Return whether the loop reaches requests."""

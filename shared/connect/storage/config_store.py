@@ -4,7 +4,8 @@
 or to the memory of this process. The call for a change returns when its records have been read back.
 
 With `transactional_id`, a transactional producer writes the leader's changes, so that a former leader is fenced.
-`claim` takes over the id. Then a write of the former leader raises ProducerFenced.
+`claim` takes over the id. Then a write of the former leader raises ProducerFenced. An error of a leader's write ends its
+claim.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.errors import IllegalState, ProducerFenced, SerializationError
+from penstock.shared.common.errors import IllegalState, PenstockError, SerializationError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ConsumerRecord, RecordMetadata
 from penstock.shared.common.settings import KafkaSettings
@@ -77,7 +78,7 @@ class ConfigStore:
         return True
 
     async def claim(self) -> None:
-        """Claim the right to make a leader's changes, and fence earlier claims."""
+        """Claim the right to make a leader's changes, until `release` or a failed change. Fences earlier claims."""
 
     async def release(self) -> None:
         """Give up the right to make a leader's changes."""
@@ -211,7 +212,9 @@ class KafkaConfigStore(ConfigStore):
         try:
             async with leader.transaction():
                 return [await self._log.send(*encode(record), leader) for record in records]
-        except ProducerFenced:  # another worker has claimed the topic: this producer cannot write any more
+        # As in Kafka Connect, any error ends the claim. Another worker may have claimed the topic, or the outcome of the
+        # commit is unknown: then the producer cannot begin another transaction.
+        except PenstockError:
             await self._close_leader_producer()
             raise
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -18,7 +19,12 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.backoff import ExponentialBackoff
-from penstock.shared.common.errors import ConfigError, KafkaTimeout, ProducerFenced
+from penstock.shared.common.errors import (
+    BrokerError,
+    ConfigError,
+    KafkaTimeout,
+    ProducerFenced,
+)
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.connector import Props
 from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound
@@ -47,7 +53,7 @@ from penstock.shared.connect.storage.config_records import Config, LoggerLevel, 
 from penstock.shared.connect.storage.config_store import KafkaConfigStore
 from penstock.shared.connect.storage.offset_store import KafkaOffsetStore
 from penstock.shared.connect.storage.status_store import KafkaStatusStore
-from penstock.shared.testing.fake_broker import FakeCluster
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 from tests.shared.connect.harness import RecordingSink, StatusRecorder
 from tests.shared.connect.herder.test_standalone import (
     CONVERTER,
@@ -482,6 +488,37 @@ async def test_writing_the_session_key_is_retried(monkeypatch: pytest.MonkeyPatc
         await herder.put_connector("c", config(), replace=False)
         assert failures == []
         assert herder.snapshot().session_key is not None
+
+
+async def test_the_leader_writes_again_after_a_commit_of_unknown_outcome() -> None:
+    """After a commit whose outcome is unknown the leader claims the config topic again, and makes the next change."""
+    async with (
+        FakeCluster() as cluster,
+        running_herder(cluster, "a:1", exactly_once_source_support="preparing") as herder,
+    ):
+        await until(lambda: herder.snapshot().session_key is not None)
+        cluster.control(Api.END_TXN, Fail(-1), times=1)
+        with pytest.raises(BrokerError):
+            await herder.put_connector("c", config(), replace=False)
+        await herder.put_connector("d", config("d"), replace=False)
+        await until(lambda: states(herder, "d") == ["RUNNING"] * 3)
+
+
+@pytest.mark.parametrize("fenced", [2, 3], ids=["task configs", "task count"])
+async def test_a_fenced_leader_that_still_leads_starts_its_tasks(fenced: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the leader is fenced while it stores configs or the number of its own tasks, it claims the config topic again
+    and starts them.
+    """
+    commits = itertools.count(1)
+    monkeypatch.setattr(distributed, "RETRY_BACKOFF", ExponentialBackoff(0, 0))
+    async with (
+        FakeCluster() as cluster,
+        running_herder(cluster, "a:1", exactly_once_source_support="enabled") as herder,
+    ):
+        await until(lambda: herder.snapshot().session_key is not None)
+        cluster.control(Api.END_TXN, lambda _: Fail(ErrorCode.PRODUCER_FENCED) if next(commits) == fenced else None)
+        await herder.put_connector("c", config(), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
 
 
 class SlowToStop:
