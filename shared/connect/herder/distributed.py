@@ -22,7 +22,7 @@ from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.group.member import GroupConfig
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
-from penstock.shared.common.errors import KafkaTimeout, PenstockError, ProducerFenced, RetriableError
+from penstock.shared.common.errors import FatalError, KafkaTimeout, PenstockError, ProducerFenced, RetriableError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, summary_of, trace_of
 from penstock.shared.connect.group.assignor import IncrementalAssignor
@@ -358,15 +358,26 @@ class DistributedHerder(BaseHerder):
         return NOTHING if self.member.is_given_up(self._clock.monotonic_ms()) else self.member.held
 
     async def _keep_session_key(self) -> None:
-        """On the leader: creates the session key if there is none, and replaces it when it has expired."""
+        """On the leader: creates the session key if there is none, and replaces it when it has expired.
+
+        Raises RetriableError if it could not be written, and FatalError if no retry can write it.
+        """
         if not self.member.is_leader:
             return
         ttl_ms = self._config["inter.worker.key.ttl.ms"]
         now_ms = self._clock.now_ms()
-        if expires_in_ms(self.snapshot().session_key, ttl_ms, now_ms) <= 0:
+        if expires_in_ms(self.snapshot().session_key, ttl_ms, now_ms) > 0:
+            return
+        try:
             await self._stores.configs.put_session_key(
                 new_key(self._config["inter.worker.key.generation.algorithm"], now_ms)
             )
+        except FatalError:
+            raise
+        except PenstockError as e:
+            raise RetriableError(f"the session key could not be written: {summary_of(e)}") from e
+        finally:
+            self._rejoin_without_claim()
 
     # --- the worker that may act now ---
 
@@ -424,8 +435,10 @@ class DistributedHerder(BaseHerder):
             raise
 
     def _rejoin_without_claim(self) -> None:
-        """On the leader, join again if a failed write has ended the claim of the config topic. If this worker then still
-        leads, it claims the topic again."""
+        """On the leader, join again if a failed write has ended the claim of the config topic.
+
+        If this worker then still leads, it claims the topic again.
+        """
         if self.member.is_leader and not self._stores.configs.is_claimed:
             self.member.rejoin("the claim of the config topic has ended")
 

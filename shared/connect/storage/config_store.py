@@ -4,8 +4,8 @@
 or to the memory of this process. The call for a change returns when its records have been read back.
 
 With `transactional_id`, a transactional producer writes the leader's changes, so that a former leader is fenced.
-`claim` takes over the id. Then a write of the former leader raises ProducerFenced. An error of a leader's write ends its
-claim.
+`claim` takes over the id. Then a write of the former leader raises ProducerFenced. An error of a leader's write ends
+its claim.
 """
 
 from __future__ import annotations
@@ -212,8 +212,8 @@ class KafkaConfigStore(ConfigStore):
         try:
             async with leader.transaction():
                 return [await self._log.send(*encode(record), leader) for record in records]
-        # As in Kafka Connect, any error ends the claim. Another worker may have claimed the topic, or the outcome of the
-        # commit is unknown: then the producer cannot begin another transaction.
+        # As in Kafka Connect, any error ends the claim. Another worker may have claimed the topic, or the outcome of
+        # the commit is unknown: then the producer cannot begin another transaction.
         except PenstockError:
             await self._close_leader_producer()
             raise

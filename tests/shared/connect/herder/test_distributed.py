@@ -22,8 +22,11 @@ from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import (
     BrokerError,
     ConfigError,
+    DeliveryTimeout,
     KafkaTimeout,
+    PenstockError,
     ProducerFenced,
+    TransactionAborted,
 )
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.connector import Props
@@ -474,8 +477,15 @@ async def test_under_exactly_once_a_zombie_is_fenced_before_offsets_are_altered(
 
 
 async def test_writing_the_session_key_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leader retries writing the session key, and requests wait until workers have a key."""
-    write, failures = KafkaConfigStore.put_session_key, [KafkaTimeout("no response"), KafkaTimeout("no response")]
+    """The leader retries writing the session key after any error that a retry may solve, and requests wait until
+    workers have a key.
+    """
+    write = KafkaConfigStore.put_session_key
+    failures: list[PenstockError] = [
+        KafkaTimeout("no response"),
+        DeliveryTimeout("not acknowledged"),
+        TransactionAborted("not committed"),
+    ]
 
     async def flaky(store: KafkaConfigStore, key: SessionKey) -> None:
         if failures:
