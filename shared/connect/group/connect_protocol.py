@@ -10,6 +10,9 @@ offer.
     Assignment => version error leader leader_url config_offset assignment revoked(1+) delay(1+)
     assignment, revoked => [connector [task]]                   task -1: the connector itself
 
+`config_offset` is the offset of the next record of the config topic: the sender knows the configs before it. It is -1
+if the topic has no record.
+
 An assignment of version 0 contains all work of the worker. From version 1 on, it contains the additional work and the
 revoked work. The allocation in a worker's state has the same format. There the field `assignment` contains all work
 that the worker runs.

@@ -96,7 +96,8 @@ class WorkerMember(Member):
     urls: dict[str, str] | None = None
     """On the leader: each member's REST URL."""
     config_offset: int = -1
-    """The offset up to which the worker has read the configs. The herder keeps it up to date."""
+    """The offset up to which the worker has read the configs, which is that of the next record. The herder keeps it up
+    to date."""
     _members: dict[str, WorkerState] | None = None
     _assignments: dict[str, bytes] | None = None
     _received: ExtendedAssignment | None = None

@@ -804,7 +804,7 @@ class PendingChanges:
         return f"<PendingChanges {self._changes}, rejoin={self.rejoin!r}>"
 
     def add(self, change: ConfigChange, offset: int) -> None:
-        """Add a change, which the config topic's record at `offset` has made."""
+        """Add a change, which the configs up to `offset` contain."""
         match change:
             # As in DistributedHerder: a changed config restarts the connector where it runs. A new or removed
             # connector, or a new set of tasks, must be assigned.

@@ -29,6 +29,7 @@ from penstock.shared.connect.storage.config_records import (
 )
 
 NO_OFFSET = -1
+"""The offset of a snapshot, as in Kafka Connect, if the config topic has no record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ ConfigChange = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigSnapshot:
-    """The cluster's configs up to `offset`, the offset of the last record read."""
+    """The cluster's configs up to `offset`, which is the offset of the next record, as in Kafka Connect."""
 
     offset: int = NO_OFFSET
     session_key: SessionKey | None = None
@@ -143,14 +144,14 @@ class ConfigState:
         return self._snapshot
 
     def passed(self, offset: int) -> None:
-        """Record the offset of a record that has no effect."""
-        self._offset = offset
+        """Record that the record at `offset` has no effect."""
+        self._offset = offset + 1
         if self._snapshot is not None:
-            self._snapshot = replace(self._snapshot, offset=offset)
+            self._snapshot = replace(self._snapshot, offset=self._offset)
 
     def apply(self, record: ConfigRecord, offset: int) -> ConfigChange | None:
-        """Apply one record. Returns the ConfigChange to act on, or None if the record needs no action."""
-        self._offset = offset
+        """Apply the record at `offset`. Returns the ConfigChange to act on, or None if the record needs no action."""
+        self._offset = offset + 1
         self._snapshot = None
         match record:
             case ConnectorRecord(connector, None):

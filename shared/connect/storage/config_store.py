@@ -136,7 +136,7 @@ class MemoryConfigStore(ConfigStore):
 
     async def _write_config_records(self, records: Sequence[ConfigRecord], privileged: bool = False) -> None:
         for record in records:
-            self._apply_config_record(record, self._state.snapshot().offset + 1)
+            self._apply_config_record(record, max(self._state.snapshot().offset, 0))
 
 
 class KafkaConfigStore(ConfigStore):

@@ -148,8 +148,20 @@ def test_the_recording_ends_without_connectors() -> None:
             state.apply(record, offset)
         counts.append(len(state.snapshot().tasks("snk")))
     assert state.snapshot().connectors() == []
-    assert state.snapshot().offset == len(rows) - 1
+    assert state.snapshot().offset == len(rows)
     assert [n for before, n in zip([0, *counts], counts, strict=False) if n != before] == [2, 1, 2, 0, 2, 0]
+
+
+def test_the_offset_is_that_of_the_next_record() -> None:
+    """A snapshot has the offset of the next record, or -1 if there was none. The offset that a Java worker sends to
+    its leader has this meaning.
+    """
+    state, _ = read()
+    assert state.snapshot().offset == -1
+    state.apply(ConnectorRecord("c", {}), 7)
+    assert state.snapshot().offset == 8
+    state.passed(8)
+    assert state.snapshot().offset == 9
 
 
 def test_tasks_count_only_with_their_commit() -> None:
