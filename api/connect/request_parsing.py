@@ -20,16 +20,11 @@ from penstock.api.http.status_codes import NOT_FOUND, SERVICE_UNAVAILABLE, UNSUP
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import properties_from_json
-from penstock.shared.connect.runtime.states import TargetState
+from penstock.shared.connect.runtime.states import INITIAL_STATES, TargetState
 
 SLASH = "\x00"
 """Replaces, in a path's segment, a slash that was written as %2F."""
 CREATE_FIELDS = ("name", "config", "initial_state")
-INITIAL_STATES = {
-    "RUNNING": TargetState.STARTED,
-    "PAUSED": TargetState.PAUSED,
-    "STOPPED": TargetState.STOPPED,
-}
 
 WHILE_STARTING = frozenset({"/", "/health", "/metrics"})
 

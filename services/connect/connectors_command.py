@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.services.command_line import run_app
-from penstock.services.connect.property_files import read_properties
+from penstock.services.connect.property_files import read_connector_file
 from penstock.services.terminal_tables import plain
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
@@ -89,14 +89,20 @@ def create(
     update: Annotated[bool, typer.Option(help="replace the config if the connector exists")] = False,
 ) -> None:
     """Create a connector from a file."""
-    config = read_properties(file)
+    connector = read_connector_file(file)
+    config = connector.config
     name = config.get("name")
     if not name:
         raise ConfigError(f"{file}: the connector has no name")
+    body = {"name": name, "config": config}
+    if connector.initial_state is not None:
+        if update:
+            raise ConfigError(f"{file}: 'initial_state' cannot be used with --update")
+        body["initial_state"] = connector.initial_state
     if update:
         _print_response(_request_worker("PUT", f"/connectors/{_quote_connector_name(name)}/config", url, config))
     else:
-        _print_response(_request_worker("POST", "/connectors", url, {"name": name, "config": config}))
+        _print_response(_request_worker("POST", "/connectors", url, body))
 
 
 @app.command()

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.api.connect.routes import StartingApp, create_connect_app
 from penstock.api.http.server import HttpServer
+from penstock.services.connect.property_files import ConnectorFile
 from penstock.services.connect.rest_server import guarded_rest_app, is_rest_open, rest_listener, worker_id_of
 from penstock.services.connect.worker_command_line import CommandLine, misspelled_settings
 from penstock.services.daemon import leaf_exceptions
@@ -35,6 +36,7 @@ from penstock.shared.connect.herder.standalone import StandaloneHerder
 from penstock.shared.connect.isolation.isolating_worker import IsolatingWorker
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.states import INITIAL_STATES
 from penstock.shared.connect.runtime.task_factory import TaskFactory
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.runtime.worker_config import StandaloneConfig
@@ -106,9 +108,9 @@ class ConnectDaemon:
         )
         self._loop = asyncio.create_task(herder.main_loop(), name="herder")
         spare_the_collector()
-        for path, config in self._command_line.connectors.items():
+        for path, connector in self._command_line.connectors.items():
             await self._run_start_step(
-                self._put_command_line_connector(herder, path, config), {PenstockError: CONNECTOR_FAILED}
+                self._put_command_line_connector(herder, path, connector), {PenstockError: CONNECTOR_FAILED}
             )
 
     async def main_loop(self) -> None:
@@ -209,13 +211,14 @@ class ConnectDaemon:
             self.herder.on_config_change(change)
 
     async def _put_command_line_connector(
-        self, herder: DistributedHerder | StandaloneHerder, path: Path, config: Mapping[str, str]
+        self, herder: DistributedHerder | StandaloneHerder, path: Path, connector: ConnectorFile
     ) -> None:
-        name = config.get("name")
+        name = connector.config.get("name")
         if not name:
             raise ConnectError(f"{path}: the connector has no name")
+        target = INITIAL_STATES[connector.initial_state] if connector.initial_state else None
         try:
-            await herder.put_connector(name, config, replace=True)
+            await herder.put_connector(name, connector.config, target, replace=True)
             if isinstance(herder, StandaloneHerder):
                 await herder.started(name, START_WAIT_MS)
         except PenstockError as e:

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import parse_properties, properties_from_json
+from penstock.shared.connect.runtime.states import INITIAL_STATES
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorFile:
+    """A connector's config, and the state in which its file requests to create it: a key of INITIAL_STATES, or None."""
+
+    config: dict[str, str]
+    initial_state: str | None = None
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Read a properties file, or a connector's JSON file (its config, or an object with `name` and `config`).
+    """Read the settings in a properties file, or in a JSON file as of a connector.
 
     Raises ConfigError, which names the path, if the file cannot be read or is invalid.
+    """
+    return read_connector_file(path).config
+
+
+def read_connector_file(path: Path) -> ConnectorFile:
+    """Read a connector's properties file, or its JSON file.
+
+    A JSON file has the connector's config, or an object with `name`, `config` and optionally `initial_state`. Raises
+    ConfigError, which names the path, if the file cannot be read or is invalid.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -22,12 +42,12 @@ def read_properties(path: Path) -> dict[str, str]:
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text") from None
     try:
-        return _read_json(text) if path.suffix == ".json" else parse_properties(text)
+        return _read_json(text) if path.suffix == ".json" else ConnectorFile(parse_properties(text))
     except ConfigError as e:
         raise ConfigError(f"{path}: {e}") from None
 
 
-def _read_json(text: str) -> dict[str, str]:
+def _read_json(text: str) -> ConnectorFile:
     try:
         document = decode_json(text)
     except InvalidJson as e:
@@ -37,9 +57,20 @@ def _read_json(text: str) -> dict[str, str]:
     config = document.get("config", document)
     if not isinstance(config, dict):
         raise ConfigError("'config' must be a JSON object")
-    if "config" in document and "name" in document:
-        config = {"name": document["name"], **config}
+    initial_state = None
+    if "config" in document:
+        initial_state = _parse_initial_state(document.get("initial_state"))
+        if "name" in document:
+            config = {"name": document["name"], **config}
     try:
-        return properties_from_json(config, "config")
+        return ConnectorFile(properties_from_json(config, "config"), initial_state)
     except BadRequest as e:
         raise ConfigError(str(e)) from None
+
+
+def _parse_initial_state(value: Any) -> str | None:
+    if value is None:
+        return None
+    if str(value).upper() not in INITIAL_STATES:
+        raise ConfigError(f"'initial_state' must be one of {', '.join(INITIAL_STATES)}, not {value!r}")
+    return str(value).upper()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from penstock.services.connect.property_files import read_properties
+from penstock.services.connect.property_files import ConnectorFile, read_connector_file, read_properties
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import nearest
 from penstock.shared.common.settings import LogSettings
@@ -35,7 +35,7 @@ class CommandLine:
 
     mode: Mode
     config: DistributedConfig | StandaloneConfig
-    connectors: dict[Path, dict[str, str]]
+    connectors: dict[Path, ConnectorFile]
     log: LogSettings
 
 
@@ -53,7 +53,7 @@ def read_command_line(mode: Mode, arguments: Sequence[str]) -> CommandLine:
     props = read_properties(files[0]) | flags
     converter_class = Plugins.installed().converter_class
     config = (DistributedConfig if mode == "distributed" else StandaloneConfig)(props, converter_class)
-    connectors = {path: read_properties(path) for path in files[1:]}
+    connectors = {path: read_connector_file(path) for path in files[1:]}
     return CommandLine(mode, config, connectors, LogSettings.model_validate(log))
 
 

@@ -39,6 +39,10 @@ class TargetState(Enum):
     STOPPED = "STOPPED"
 
 
+INITIAL_STATES = {"RUNNING": TargetState.STARTED, "PAUSED": TargetState.PAUSED, "STOPPED": TargetState.STOPPED}
+"""The target state of a new connector by the `initial_state` of the request to create it (KIP-980)."""
+
+
 class Event(Enum):
     """An event of a connector or task, as the status listener gets it."""
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from rich.console import Console
 
 from penstock.services.connect.connectors_command import _decode_response_body, main, table_of
+from tests.shared.connect.connectors.http_server import serving
 
 
 def test_foreign_text_is_printed_without_markup() -> None:
@@ -33,6 +36,22 @@ def test_offsets_that_are_not_json_are_an_error(
     (tmp_path / "offsets.json").write_bytes(data)
     assert main(["offsets", "set", "c", str(tmp_path / "offsets.json")]) == 2
     assert "offsets.json: " in capsys.readouterr().err
+
+
+async def test_a_connector_is_created_in_the_initial_state_of_its_file(tmp_path: Path) -> None:
+    """`create` sends the file's initial state. With `--update` it is an error, since that request has no such field."""
+    file = tmp_path / "c.json"
+    file.write_text('{"name": "c", "config": {"topics": "t"}, "initial_state": "STOPPED"}')
+    async with serving(lambda _: (201, {}, b"{}")) as server:
+        command = ["create", str(file), "--url", server.url]
+        assert await asyncio.to_thread(main, command) == 0
+        assert await asyncio.to_thread(main, [*command, "--update"]) == 2
+    (request,) = server.requests
+    assert msgspec.json.decode(request.body) == {
+        "name": "c",
+        "config": {"name": "c", "topics": "t"},
+        "initial_state": "STOPPED",
+    }
 
 
 @pytest.mark.parametrize("option", ["--include-tasks", "--only-failed"])

@@ -13,13 +13,14 @@ import pytest
 from penstock.api.connect.routes import StartingApp
 from penstock.services.connect.daemon import PORT_IN_USE, ConnectDaemon
 from penstock.services.connect.main import main
-from penstock.services.connect.property_files import read_properties
+from penstock.services.connect.property_files import ConnectorFile, read_connector_file, read_properties
 from penstock.services.connect.rest_server import guarded_rest_app, is_rest_open, rest_listener, worker_id_of
 from penstock.services.connect.worker_command_line import CommandLine, misspelled_settings, read_command_line
 from penstock.services.exit_status import ExitStatus, StartFailed
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import LogSettings
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
+from penstock.shared.connect.runtime.states import TargetState
 from penstock.shared.connect.runtime.worker_config import StandaloneConfig
 from penstock.shared.testing.fake_broker import FakeCluster
 
@@ -61,19 +62,21 @@ def test_an_unknown_converter_is_rejected(worker: Path, setting: str, name: str)
 
 
 def test_a_standalone_worker_accepts_connector_files(tmp_path: Path) -> None:
-    """A connector's file may be properties, a config in JSON, or a JSON object with name and config."""
+    """A connector's file may be properties, a config in JSON, or a JSON object with name, config and initial state."""
     worker = tmp_path / "worker.properties"
     worker.write_text(CONVERTERS + "offset.storage.file.filename=offsets\n")
     files = {"a.properties": "name=a\n", "b.json": '{"name": "b", "tasks.max": 1}',
-             "c.json": '{"name": "c", "config": {"topic": "t"}}'}  # fmt: skip
+             "c.json": '{"name": "c", "config": {"topic": "t"}}',
+             "d.json": '{"name": "d", "config": {}, "initial_state": "stopped"}'}  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     command_line = read_command_line("standalone", [str(worker), *(str(tmp_path / name) for name in files)])
     assert isinstance(command_line.config, StandaloneConfig)
     assert list(command_line.connectors.values()) == [
-        {"name": "a"},
-        {"name": "b", "tasks.max": "1"},
-        {"name": "c", "topic": "t"},
+        ConnectorFile({"name": "a"}),
+        ConnectorFile({"name": "b", "tasks.max": "1"}),
+        ConnectorFile({"name": "c", "topic": "t"}),
+        ConnectorFile({"name": "d"}, "STOPPED"),
     ]
 
 
@@ -126,10 +129,11 @@ def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
         ("c.json", b'{"config": 3}'),
         ("d.properties", b"\xff"),
         ("e.json", b"[" * 100_000),
+        ("f.json", b'{"name": "c", "config": {}, "initial_state": "ASLEEP"}'),
     ):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ConfigError, match=name):
-            read_properties(tmp_path / name)
+            read_connector_file(tmp_path / name)
 
 
 def test_misspelled_settings_are_reported(worker: Path) -> None:
@@ -228,6 +232,28 @@ async def failed_start(**settings: str) -> tuple[int, str]:
         finally:
             await daemon.shutdown()
         return error.value.exit_status, str(error.value)
+
+
+async def test_a_connector_of_the_command_line_is_created_in_its_initial_state(tmp_path: Path) -> None:
+    """A standalone worker creates a connector of the command line in the initial state that its file requests."""
+    connector = {"name": "c", "connector.class": "FileStreamSource", "file": str(tmp_path / "in"), "topic": "t"}
+    async with FakeCluster() as cluster:
+        props = {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "key.converter": CONVERTER,
+            "value.converter": CONVERTER,
+            "offset.storage.file.filename": str(tmp_path / "offsets"),
+            "connect.files.allowed": str(tmp_path),
+            "listeners": "http://127.0.0.1:0",
+        }
+        files = {tmp_path / "c.json": ConnectorFile(connector, "STOPPED")}
+        daemon = ConnectDaemon(CommandLine("standalone", StandaloneConfig(props), files, LogSettings()))
+        try:
+            await daemon.startup()
+            assert daemon.herder is not None
+            assert daemon.herder.snapshot().target_state("c") is TargetState.STOPPED
+        finally:
+            await daemon.shutdown()
 
 
 async def test_an_unknown_config_provider_is_an_invalid_setting() -> None:
