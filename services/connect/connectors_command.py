@@ -196,7 +196,7 @@ def _quote_connector_name(name: str) -> str:
 def _request_worker(method: str, path: str, url: str | None, body: Any = None) -> Any:
     """Send a request of `penstock connectors` to a worker. Returns the decoded body; None if it is not JSON.
 
-    Raises ConnectRestError if there is no response or its status is an error.
+    Raises ConnectRestError if there is no response, or its status is an error or a redirect.
     """
     base = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
     token = os.environ.get(TOKEN_VARIABLE)
@@ -209,8 +209,10 @@ def _request_worker(method: str, path: str, url: str | None, body: Any = None) -
     except (httpx.HTTPError, httpx.InvalidURL) as e:
         raise ConnectRestError(f"{base}: {type(e).__name__}: {e}".rstrip(": ")) from None
     decoded = _decode_response_body(response)
-    if response.is_error:
+    if not response.is_success:
         message = decoded.get("message") if isinstance(decoded, dict) else None
+        if response.has_redirect_location:
+            message = f"redirects to {response.headers['location']}"
         raise ConnectRestError(f"{response.status_code}: {message or response.text[:500] or response.reason_phrase}")
     return decoded
 

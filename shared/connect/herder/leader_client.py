@@ -58,5 +58,5 @@ class LeaderClient:
             response = await self._client.request(method, url, content=data, headers=headers)
         except httpx.HTTPError as e:
             raise LeaderRequestFailed(f"{method} {url}: {type(e).__name__}: {e}") from None
-        if response.is_error:
+        if not response.is_success:
             raise LeaderRequestFailed(f"{method} {url}: {response.status_code}: {response.text:.500}")

@@ -54,6 +54,14 @@ async def test_a_connector_is_created_in_the_initial_state_of_its_file(tmp_path:
     }
 
 
+@pytest.mark.parametrize("command", [["delete", "c"], ["list"]])
+async def test_a_redirect_is_an_error(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A redirect, as of a proxy that requires https, is an error with its target: the request had no effect."""
+    async with serving(lambda _: (308, {"Location": "https://connect.example/"}, b"")) as server:
+        assert await asyncio.to_thread(main, [*command, "--url", server.url]) == 1
+    assert "308: redirects to https://connect.example/" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--include-tasks", "--only-failed"])
 def test_a_restart_of_one_task_rejects_the_options_of_a_connector(
     option: str, capsys: pytest.CaptureFixture[str]

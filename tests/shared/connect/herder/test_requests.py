@@ -12,6 +12,7 @@ from penstock.shared.common.errors import IllegalState
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.herder.command_queue import CommandQueue
 from penstock.shared.connect.herder.errors import RequestTimedOut
+from penstock.shared.connect.herder.leader_client import LeaderClient, LeaderRequestFailed
 from penstock.shared.connect.herder.session_keys import (
     ALGORITHM_HEADER,
     HASHES,
@@ -23,6 +24,7 @@ from penstock.shared.connect.herder.session_keys import (
 )
 from penstock.shared.connect.storage.config_records import SessionKey
 from penstock.shared.testing.manual_clock import ManualClock
+from tests.shared.connect.connectors.http_server import serving
 
 
 def recording(ran: list[int], number: int) -> Callable[[], Awaitable[int]]:
@@ -121,6 +123,16 @@ async def test_a_queue_is_attended_while_its_loop_runs() -> None:
     assert await response
     queue.close()
     assert not await queue.is_attended()
+
+
+@pytest.mark.parametrize("status", [308, 409])
+async def test_a_response_without_success_fails_a_request_to_the_leader(status: int) -> None:
+    """An error or a redirect, as of a proxy that requires https, fails a request to the leader: it had no effect."""
+    client = LeaderClient()
+    async with serving(lambda _: (status, {"Location": "https://leader.example/"}, b"")) as server:
+        with pytest.raises(LeaderRequestFailed, match=str(status)):
+            await client.put_tasks(server.url, "c", [], SessionKey(b"k", "HmacSHA256", 0))
+    await client.close()
 
 
 @pytest.mark.parametrize("algorithm", HASHES)
