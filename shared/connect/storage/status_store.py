@@ -1,17 +1,17 @@
 """The store of the statuses of connectors and tasks.
 
-A caller that reports a status does not wait. A background task writes the statuses one after another, in the order of
-the reports. A safe status is checked when its turn comes, and dropped if a newer status forbids it (`StatusCache`).
+A caller that reports a status does not wait. For each connector, task or topic, the newest report is written. If Kafka
+does not take it, it is sent again, unless there is a newer one. A safe status is checked before it is sent, and dropped
+if a newer status forbids it (`StatusCache`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
-from penstock.shared.common.errors import SerializationError
+from penstock.shared.common.errors import DeliveryTimeout, RetriableError, SerializationError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ConsumerRecord
 from penstock.shared.common.settings import KafkaSettings
@@ -29,8 +29,8 @@ from penstock.shared.connect.storage.status_records import (
 
 log = get_logger(__name__)
 
-REPORTS_WAITING_MAX = 100_000
-"""The maximum number of reports that wait to be written. Beyond it the oldest is dropped, with a warning."""
+RETRY_MS = 1_000
+"""The wait before a report is sent again that Kafka did not take."""
 FLUSH_MS = 5_000
 """How long `flush` waits for pending reports."""
 
@@ -73,27 +73,25 @@ class KafkaStatusStore(StatusStore):
     def __init__(self, kafka: KafkaSettings, admin: Admin, producer: Producer, topic: LogTopic) -> None:
         super().__init__()
         self._log = KafkaBasedLog(kafka, admin, producer, topic, self._on_record)
-        self._reports: asyncio.Queue[tuple[StatusRecord, bool]] = asyncio.Queue()
-        self._writing: asyncio.Task[None] | None = None
+        self._newest: dict[bytes, tuple[StatusRecord, bool]] = {}
+        """The reports that are to be sent, by the record's key, with whether they are safe."""
+        self._writing: dict[bytes, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         await self._log.start()
-        self._writing = asyncio.create_task(self._write_queued_statuses(), name="write statuses")
 
     async def stop(self) -> None:
         await self.flush()
-        writing = self._writing
-        self._writing = None
-        if writing is not None:
-            writing.cancel()
-            await asyncio.wait([writing])
+        writing = tuple(self._writing.values())
+        for task in writing:
+            task.cancel()
+        if writing:
+            await asyncio.wait(writing)
         await self._log.stop()
 
     async def flush(self) -> None:
-        if self._writing is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FLUSH_MS / 1000):
-                    await self._reports.join()
+        if writing := tuple(self._writing.values()):
+            await asyncio.wait(writing, timeout=FLUSH_MS / 1000)
 
     async def refresh(self) -> None:
         await self._log.read_to_end()
@@ -105,27 +103,36 @@ class KafkaStatusStore(StatusStore):
         self._queue_status(status, safe=True)
 
     def _queue_status(self, status: StatusRecord, *, safe: bool) -> None:
-        # The oldest is dropped, since later reports of the same connector or task replace it.
-        if self._reports.qsize() >= REPORTS_WAITING_MAX:
-            lost, _ = self._reports.get_nowait()
-            self._reports.task_done()
-            log.warning("a status is dropped, since too many wait to be written", status=repr(lost))
-        self._reports.put_nowait((status, safe))
+        try:
+            key, _ = encode(status)
+        except ValueError as e:
+            log.error("a status could not be written", status=repr(status), reason=str(e))
+            return
+        self._newest[key] = (status, safe)
+        if key not in self._writing:
+            self._writing[key] = asyncio.create_task(self._write_newest(key), name="write statuses")
 
-    async def _write_queued_statuses(self) -> None:
-        while True:
-            status, safe = await self._reports.get()
-            try:
-                # Checked when its turn comes: another worker's status may have been read since the report.
-                if not safe or isinstance(status, TopicStatus | Forgotten) or self.cache.may_write(status):
-                    await self._log.send(*encode(status))
-                    # Applied at once, so that a worker sees its own reports before it has read them back. The topic may
-                    # hold something newer of another worker, which is then read next.
-                    self.cache.apply(status)
-            except Exception as e:  # any error: the other statuses are still written
-                log.error("a status could not be written", status=repr(status), reason=str(e))
-            finally:
-                self._reports.task_done()
+    async def _write_newest(self, key: bytes) -> None:
+        try:
+            while (report := self._newest.pop(key, None)) is not None:
+                try:
+                    await self._write_status(*report)
+                except (RetriableError, DeliveryTimeout) as e:
+                    log.warning("a status is sent again", status=repr(report[0]), reason=str(e))
+                    await asyncio.sleep(RETRY_MS / 1000)
+                    self._newest.setdefault(key, report)
+                except Exception as e:  # a retry does not help: the next report of the same id is still written
+                    log.error("a status could not be written", status=repr(report[0]), reason=str(e))
+        finally:
+            del self._writing[key]
+
+    async def _write_status(self, status: StatusRecord, safe: bool) -> None:
+        # Another worker's status may have been read since the report.
+        if not safe or isinstance(status, TopicStatus | Forgotten) or self.cache.may_write(status):
+            await self._log.send(*encode(status))
+            # Applied at once, so that a worker sees its own reports before it has read them back. The topic may hold
+            # something newer of another worker, which is then read next.
+            self.cache.apply(status)
 
     def _on_record(self, record: ConsumerRecord) -> None:
         try:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
-from penstock.shared.common.errors import SerializationError
+from penstock.shared.common.errors import DeliveryTimeout, KafkaTimeout, SerializationError
+from penstock.shared.common.records import RecordMetadata
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.errors import trace_of
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State
-from penstock.shared.connect.storage.kafka_based_log import LogTopic
+from penstock.shared.connect.storage import status_store
+from penstock.shared.connect.storage.kafka_based_log import KafkaBasedLog, LogTopic
 from penstock.shared.connect.storage.status_cache import StatusCache
 from penstock.shared.connect.storage.status_records import (
     ConnectorStatus,
@@ -81,6 +85,37 @@ async def test_a_status_that_cannot_be_written_delays_no_other() -> None:
             await store.flush()
             assert store.cache.connectors() == ["b"]
             await store.stop()
+
+
+async def test_a_status_is_written_once_kafka_takes_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A status that Kafka does not acknowledge is sent again, unless there is a newer one of the same id. It delays no
+    other.
+    """
+    send, failures = KafkaBasedLog.send, [DeliveryTimeout("not acknowledged"), KafkaTimeout("no response")]
+    sent: list[bytes] = []
+
+    async def flaky(topic: KafkaBasedLog, key: bytes, value: bytes | None) -> RecordMetadata:
+        sent.append(key)
+        if key == b"status-connector-a" and failures:
+            raise failures.pop(0)
+        return await send(topic, key, value)
+
+    monkeypatch.setattr(KafkaBasedLog, "send", flaky)
+    monkeypatch.setattr(status_store, "RETRY_MS", 1)
+    async with FakeCluster() as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Admin(kafka) as admin, Producer(kafka) as producer:
+            store = KafkaStatusStore(kafka, admin, producer, LogTopic("statuses", 1))
+            await store.start()
+            store.put(ConnectorStatus("a", State.RUNNING, "w", 1))
+            await asyncio.sleep(0)
+            store.put(ConnectorStatus("b", State.RUNNING, "w", 1))
+            store.put(ConnectorStatus("a", State.FAILED, "w", 1))
+            await store.flush()
+            await store.stop()
+        assert sent == [b"status-connector-a", b"status-connector-b", b"status-connector-a", b"status-connector-a"]
+        written = [decode(record.key, record.value) for record in cluster.records("statuses")]
+        assert written == [ConnectorStatus("b", State.RUNNING, "w", 1), ConnectorStatus("a", State.FAILED, "w", 1)]
 
 
 def test_malformed_statuses_are_errors() -> None:
