@@ -30,7 +30,7 @@ from penstock.shared.connect.herder.work_runner import WorkRunner
 from penstock.shared.connect.runtime.config_validation import ConfigInfos, plugin_definitions, require_connector_class
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins, plugin_version
-from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
 from penstock.shared.connect.storage.config_records import Config
@@ -302,14 +302,20 @@ class BaseHerder(ABC):
 
     # --- restarts ---
 
-    async def _await_connector_restart(self, restarting: asyncio.Task[None]) -> None:
-        """Wait for a connector's restart, which continues if the request times out."""
+    async def _await_connector_restart(self, name: str, restarting: asyncio.Task[State | None]) -> None:
+        """Wait for a connector's restart, which continues if the request times out. Raises ConnectError if the
+        connector then fails to start."""
         await asyncio.wait([restarting], timeout=REQUEST_TIMEOUT_MS / 1000)
         if not restarting.done():
             raise RequestTimedOut("The connector takes too long to start. Its restart continues")
         if restarting.cancelled():
             raise IllegalState("the worker is shutting down")
-        restarting.result()
+        if restarting.result() is State.FAILED:
+            raise ConnectError(f"Failed to start connector: {name}")
+
+    async def _restart_task(self, task: ConnectorTaskId) -> None:
+        if not await self._runner.restart_tasks([task]):
+            raise ConnectError(f"Failed to start task: {task}")
 
     # --- offsets ---
 

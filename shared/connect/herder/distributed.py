@@ -511,10 +511,12 @@ class DistributedHerder(BaseHerder):
     # --- restarts ---
 
     async def restart_connector(self, name: str) -> None:
-        """Restart a connector without its tasks, on the worker that runs it. Raises ConnectorNotFound. Raises
-        NotHere on any other worker."""
+        """Restart a connector without its tasks, on the worker that runs it. Raises NotHere on any other worker.
 
-        async def restart_assigned_connector() -> asyncio.Task[None]:
+        Raises ConnectorNotFound if the connector is unknown, and ConnectError if it fails to start.
+        """
+
+        async def restart_assigned_connector() -> asyncio.Task[State | None]:
             self._require_no_pending_rebalance()
             if name not in self.snapshot().configs:
                 raise self._unknown_connector(name, ": ")
@@ -524,12 +526,13 @@ class DistributedHerder(BaseHerder):
                 )
             return self._runner.beside(self._runner.restart_connector(name))
 
-        await self._await_connector_restart(await self._execute_command(restart_assigned_connector))
+        await self._await_connector_restart(name, await self._execute_command(restart_assigned_connector))
 
     async def restart_task(self, task: ConnectorTaskId) -> None:
         """Restart a task, on the worker that runs it. Raises NotHere on any other worker.
 
-        Raises ConnectorNotFound if the connector or the task is unknown.
+        Raises ConnectorNotFound if the connector or the task is unknown, and ConnectError if the task cannot be
+        created.
         """
 
         async def restart_assigned_task() -> None:
@@ -541,7 +544,7 @@ class DistributedHerder(BaseHerder):
                 raise ConnectorNotFound(f"Unknown task: {task}")
             if task not in self._work_to_run().tasks:
                 self._reject_not_assigned(lambda m: task in (self.member.owners or {})[m].tasks, f"task {task}")
-            await self._runner.restart_tasks([task])
+            await self._restart_task(task)
 
         await self._execute_command(restart_assigned_task)
 

@@ -157,24 +157,25 @@ class StandaloneHerder(BaseHerder):
     # --- restarts ---
 
     async def restart_connector(self, name: str) -> None:
-        """Restart a connector without its tasks. Raises ConnectorNotFound."""
+        """Restart a connector without its tasks. Raises ConnectorNotFound, and ConnectError if it fails to start."""
 
-        async def restart_known_connector() -> asyncio.Task[None]:
+        async def restart_known_connector() -> asyncio.Task[State | None]:
             if name not in self.snapshot().configs:
                 raise self._unknown_connector(name, ": ")
             return self._runner.beside(self._runner.restart_connector(name))
 
-        await self._await_connector_restart(await self._execute_command(restart_known_connector))
+        await self._await_connector_restart(name, await self._execute_command(restart_known_connector))
 
     async def restart_task(self, task: ConnectorTaskId) -> None:
-        """Restart a task. Raises ConnectorNotFound if the connector or the task is unknown."""
+        """Restart a task. Raises ConnectorNotFound if the connector or the task is unknown, and ConnectError if the
+        task cannot be created."""
 
         async def restart_known_task() -> None:
             if task.connector not in self.snapshot().configs:
                 raise self._unknown_connector(task.connector, ": ")
             if task not in self.snapshot().tasks(task.connector):
                 raise ConnectorNotFound(f"Unknown task: {task}")
-            await self._runner.restart_tasks([task])
+            await self._restart_task(task)
 
         await self._execute_command(restart_known_task)
 

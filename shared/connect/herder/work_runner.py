@@ -138,22 +138,23 @@ class WorkRunner:
         if name in self._starting:
             await asyncio.wait([self._starting[name]])
 
-    async def _start_connector(self, name: str) -> None:
+    async def _start_connector(self, name: str) -> State | None:
         if name in self._ending:
             await asyncio.wait([self._ending[name]])
         snapshot = self._snapshot()
         if name in self._worker.connector_names() or name not in snapshot.configs:
-            return
+            return None
         state = await self._worker.start_connector(
             name, snapshot.configs[name], snapshot.target_state(name), self._listener, self._on_reconfiguration
         )
         self.startups["connector", state is not State.FAILED] += 1
         if state is State.RUNNING:
             self._on_started(name)
+        return state
 
-    async def restart_connector(self, name: str, *, announced: bool = False) -> None:
-        """Stop a connector and start it, unless it is revoked while it stops. Returns when the start has succeeded or
-        failed. If `announced`, RESTARTING is reported before the start.
+    async def restart_connector(self, name: str, *, announced: bool = False) -> State | None:
+        """Stop a connector and start it, unless it is revoked while it stops. If `announced`, RESTARTING is reported
+        before the start. Returns the state after the start, or None if the connector was not started.
 
         Call it outside the herder's loop, since a start may take long.
         """
@@ -170,21 +171,25 @@ class WorkRunner:
                 del self._ending[name]
         # A rebalance has revoked the connector while it stopped: it must not start again here.
         if self._given_up[name] != before:
-            return
+            return None
         if announced:
             self._listener.on_event(name, Event.RESTART)
-        await self._start_connector(name)
+        return await self._start_connector(name)
 
-    async def start_task(self, task: ConnectorTaskId) -> None:
-        """Start a task with its current config. If `before_task` is set, the task starts only if that returns True. If
-        that raises an error, the task is FAILED."""
+    async def start_task(self, task: ConnectorTaskId) -> bool:
+        """Start a task with its current config. Returns False if it cannot be created.
+
+        If `before_task` is set, it runs in the background, and the task starts only if it returns True. If it raises an
+        error, the task is FAILED.
+        """
         if self._before_task is None:
-            await self._start_task(task)
-        elif task not in self._preparing:
+            return await self._start_task(task)
+        if task not in self._preparing:
             preparing = asyncio.create_task(self._prepare_task(task))
             self._preparing[task] = preparing
             self._beside.add(preparing)
             preparing.add_done_callback(self._log_failed_work)
+        return True
 
     async def _prepare_task(self, task: ConnectorTaskId) -> None:
         assert self._before_task is not None
@@ -198,10 +203,10 @@ class WorkRunner:
         if may:
             await self._start_task(task)
 
-    async def _start_task(self, task: ConnectorTaskId) -> None:
+    async def _start_task(self, task: ConnectorTaskId) -> bool:
         snapshot = self._snapshot()
         if task not in snapshot.tasks(task.connector) or task in self._worker.task_ids():
-            return
+            return True
         spec = TaskSpec(
             task,
             # The connector's config that the tasks were made from. A newer one comes with newer task configs.
@@ -212,9 +217,12 @@ class WorkRunner:
         self._specs[task] = spec
         started = await self._worker.start_task(spec, snapshot.target_state(task.connector), self._listener)
         self.startups["task", started] += 1
+        return started
 
-    async def restart_tasks(self, tasks: Iterable[ConnectorTaskId], *, announced: bool = False) -> None:
-        """Stop and start tasks. If `announced`, RESTARTING is reported in between."""
+    async def restart_tasks(self, tasks: Iterable[ConnectorTaskId], *, announced: bool = False) -> bool:
+        """Stop and start tasks. If `announced`, RESTARTING is reported in between. Returns False if one of them cannot
+        be created."""
+        started = True
         before = {task: self._given_up[task] for task in sorted(tasks)}
         await self._stop_work(ConnectorsAndTasks((), before))
         for task, given_up in before.items():
@@ -222,7 +230,8 @@ class WorkRunner:
                 continue
             if announced:
                 self._listener.on_event(task, Event.RESTART)
-            await self.start_task(task)
+            started &= await self.start_task(task)
+        return started
 
     async def set_target_state(self, name: str) -> None:
         """Bring the parts of a connector on this worker to its target state."""

@@ -190,15 +190,33 @@ async def test_pause_stop_resume() -> None:
 
 
 async def test_a_connector_that_fails_can_be_restarted() -> None:
-    """A failed connector's status has the trace, and after a config change it runs."""
+    """A failed connector's status has the trace. A restart that fails again is an error, as in Kafka Connect. After a
+    config change the connector runs.
+    """
     async with running_herder() as (herder, _):
         await herder.put_connector("c", config(fails="1"), replace=False)
         await until(lambda: states(herder) == ["FAILED"])
         assert "on purpose" in herder.connector_status("c")["connector"]["trace"]
-        await herder.restart_connector("c")
-        await until(lambda: states(herder) == ["FAILED"])
+        with pytest.raises(ConnectError, match="Failed to start connector: c"):
+            await herder.restart_connector("c")
+        assert states(herder) == ["FAILED"]
         await herder.patch_connector("c", {"fails": None})
         await until(lambda: states(herder) == ["RUNNING"] * 3)
+
+
+async def test_a_restart_of_a_task_that_cannot_be_created_is_an_error() -> None:
+    """The restart of a task that then cannot be created is an error, as in Kafka Connect."""
+    async with running_herder() as (herder, _):
+        await herder.put_connector("c", config(), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+
+        def fail(spec: TaskSpec, listener: StatusListener) -> WorkerTask:
+            raise RuntimeError("on purpose")
+
+        herder.worker._make_task = fail
+        with pytest.raises(ConnectError, match="Failed to start task: c-1"):
+            await herder.restart_task(ConnectorTaskId("c", 1))
+        assert states(herder) == ["RUNNING", "RUNNING", "FAILED"]
 
 
 async def test_restarts_apply_to_the_named_instances() -> None:
