@@ -94,7 +94,9 @@ class DistributedHerder(BaseHerder):
         self._commands = CommandQueue(clock, self.wake)
         self._pending = PendingChanges()
         self._leader_client = LeaderClient(
-            token=config["rest.auth.token"].value, user=config["rest.auth.users"].value.partition(",")[0]
+            token=config["rest.auth.token"].value,
+            user=config["rest.auth.users"].value.partition(",")[0],
+            signature_algorithm=config["inter.worker.signature.algorithm"],
         )
         self._runner = WorkRunner(
             worker,

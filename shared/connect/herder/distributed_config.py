@@ -49,13 +49,14 @@ def distributed_config() -> ConfigDef:
         .define("worker.unsync.backoff.ms", Type.INT, 300_000, MEDIUM,
                 "Time that a worker stays out of the group after worker.sync.timeout.ms has passed.", at_least(0))
         .define("inter.worker.key.generation.algorithm", Type.STRING, "HmacSHA256", LOW,
-                "Algorithm of the session key, and of the signatures made with it.", one_of(*HASHES))
+                "Algorithm of the session key.", one_of(*HASHES))
         .define("inter.worker.key.size", Type.INT, None, LOW,
                 "Accepted for compatibility: session keys have 256 bits.")
         .define("inter.worker.key.ttl.ms", Type.INT, 3_600_000, LOW,
                 "Lifetime of a session key. The leader then generates a new one.", at_least(1))
         .define("inter.worker.signature.algorithm", Type.STRING, "HmacSHA256", LOW,
-                "Accepted for compatibility: requests are signed with the session key's algorithm.", one_of(*HASHES))
+                "Algorithm with which this worker signs requests to the leader. It must be one of "
+                "inter.worker.verification.algorithms.", one_of(*HASHES))
         .define("inter.worker.verification.algorithms", Type.LIST, "HmacSHA256", LOW,
                 "Signature algorithms that are accepted in requests between workers.")
     )  # fmt: skip
@@ -92,6 +93,12 @@ class DistributedConfig(WorkerConfig):
             raise ConfigError(
                 f"heartbeat.interval.ms={self['heartbeat.interval.ms']} must be below "
                 f"session.timeout.ms={self['session.timeout.ms']}"
+            )
+        signature, accepted = self["inter.worker.signature.algorithm"], self["inter.worker.verification.algorithms"]
+        if signature not in accepted:
+            raise ConfigError(
+                f"inter.worker.signature.algorithm={signature} must be one of "
+                f"inter.worker.verification.algorithms={','.join(accepted)}"
             )
         topics = [self[f"{store}.storage.topic"] for store in ("config", "offset", "status")]
         if len(set(topics)) != len(topics):

@@ -30,8 +30,16 @@ class LeaderRequestFailed(RetriableError, ConnectError):
 class LeaderClient:
     """Sends signed REST requests of a worker to the leader."""
 
-    def __init__(self, timeout_ms: int = LEADER_TIMEOUT_MS, *, token: str = "", user: str = "") -> None:
+    def __init__(
+        self,
+        timeout_ms: int = LEADER_TIMEOUT_MS,
+        *,
+        token: str = "",
+        user: str = "",
+        signature_algorithm: str = "HmacSHA256",
+    ) -> None:
         """Authenticate to the workers' REST API with `token`, or else with `user` (`user:password`)."""
+        self._signature_algorithm = signature_algorithm
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         name, _, password = user.partition(":")
         auth = httpx.BasicAuth(name, password) if user and not token else None
@@ -53,7 +61,8 @@ class LeaderClient:
 
     async def _send_to_leader(self, method: str, url: str, body: object, key: SessionKey | None) -> None:
         data = b"" if body is None else msgspec.json.encode(body)
-        headers = {"Content-Type": "application/json", **({} if key is None else sign(key, data))}
+        signed = {} if key is None else sign(key, data, self._signature_algorithm)
+        headers = {"Content-Type": "application/json", **signed}
         try:
             response = await self._client.request(method, url, content=data, headers=headers)
         except httpx.HTTPError as e:

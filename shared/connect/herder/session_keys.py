@@ -5,7 +5,7 @@ leader with the key (HMAC). The leader computes the signature itself and compare
 Connect's.
 
 >>> key = SessionKey(b"k" * 32, "HmacSHA256", 0)
->>> headers = sign(key, b"[]")
+>>> headers = sign(key, b"[]", "HmacSHA256")
 >>> verify(key, b"[]", headers, ("HmacSHA256",)), verify(key, b"[1]", headers, ("HmacSHA256",))
 (True, False)
 """
@@ -40,10 +40,10 @@ def expires_in_ms(key: SessionKey | None, ttl_ms: int, now_ms: int) -> int:
     return 0 if key is None else max(0, key.created_ms + ttl_ms - now_ms)
 
 
-def sign(key: SessionKey, body: bytes) -> dict[str, str]:
+def sign(key: SessionKey, body: bytes, algorithm: str) -> dict[str, str]:
     """Return the headers for a body."""
-    signature = hmac.new(key.key, body, HASHES[key.algorithm]).digest()
-    return {SIGNATURE_HEADER: base64.b64encode(signature).decode(), ALGORITHM_HEADER: key.algorithm}
+    signature = hmac.new(key.key, body, HASHES[algorithm]).digest()
+    return {SIGNATURE_HEADER: base64.b64encode(signature).decode(), ALGORITHM_HEADER: algorithm}
 
 
 def verify(key: SessionKey, body: bytes, headers: Mapping[str, str], allowed: Sequence[str]) -> bool:

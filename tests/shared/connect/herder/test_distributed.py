@@ -93,11 +93,11 @@ class InProcessClient:
     async def put_tasks(self, url: str, connector: str, configs: Sequence[Config], key: SessionKey | None) -> None:
         data = msgspec.json.encode(configs)
         with self._signing_key("put_tasks", key) as used:
-            await self.leaders[url].put_task_configs(connector, configs, data, sign(used, data))
+            await self.leaders[url].put_task_configs(connector, configs, data, sign(used, data, used.algorithm))
 
     async def fence(self, url: str, connector: str, key: SessionKey | None) -> None:
         with self._signing_key("fence", key) as used:
-            await self.leaders[url].fence(connector, b"", sign(used, b""))
+            await self.leaders[url].fence(connector, b"", sign(used, b"", used.algorithm))
 
     @contextlib.contextmanager
     def _signing_key(self, kind: str, key: SessionKey | None) -> Iterator[SessionKey]:
@@ -732,6 +732,7 @@ def test_transactional_ids_are_kafka_connects() -> None:
         ({"heartbeat.interval.ms": "10000"}, "heartbeat.interval.ms"),
         ({"status.storage.topic": "configs"}, "storage"),
         ({"connect.protocol": "psychic"}, "connect.protocol"),
+        ({"inter.worker.signature.algorithm": "HmacSHA512"}, "inter.worker.signature.algorithm"),
     ],
 )
 def test_invalid_settings_are_named(wrong: dict[str, str | None], named: str) -> None:
