@@ -18,6 +18,7 @@ from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
+    AuthorizationFailed,
     ConfigError,
     IllegalState,
     KafkaTimeout,
@@ -169,8 +170,9 @@ class KafkaBasedLog:
         if topic.name not in known:
             await self._admin.create_topics([wanted], exist_ok=True)
         policy, found = await self._describe_topic()
-        # As in TopicAdmin.verifyTopicCleanupPolicyOnlyCompact: with `delete`, Kafka would remove live records.
-        if policy != "compact":
+        # As in TopicAdmin.verifyTopicCleanupPolicyOnlyCompact: with `delete`, Kafka would remove live records. A policy
+        # that this principal may not read counts as compact.
+        if policy not in ("compact", None):
             raise ConfigError(
                 f"topic {topic.name}: cleanup.policy={policy}, but must be compact: records would be lost"
             )
@@ -179,13 +181,15 @@ class KafkaBasedLog:
         self._partitions = [TopicPartition(topic.name, partition) for partition in found]
 
     async def _describe_topic(self) -> tuple[str | None, list[int]]:
-        """Return the topic's cleanup policy and partitions. Waits up to `TOPIC_KNOWN_MS` until the brokers
-        know a new topic, then raises UnknownTopicOrPartition."""
+        """Return the topic's cleanup policy and partitions. The policy is None if this principal may not read it.
+
+        Waits up to `TOPIC_KNOWN_MS` until the brokers know a new topic, then raises UnknownTopicOrPartition.
+        """
         name = self._topic.name
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + TOPIC_KNOWN_MS
         while True:
             try:
-                policy = (await self._admin.describe_configs(name)).get("cleanup.policy")
+                policy = await self._cleanup_policy()
                 partitions = (await self._admin.describe_topics([name]))[name].partitions
             except UnknownTopicOrPartition:
                 if SYSTEM_CLOCK.monotonic_ms() >= deadline_ms:
@@ -193,6 +197,13 @@ class KafkaBasedLog:
                 await asyncio.sleep(WAITED_FOR_POLL_MS / 1000)
             else:
                 return policy, [p.partition for p in partitions]
+
+    async def _cleanup_policy(self) -> str | None:
+        try:
+            return (await self._admin.describe_configs(self._topic.name)).get("cleanup.policy")
+        except AuthorizationFailed as e:
+            log.warning("cleanup.policy cannot be checked", topic=self._topic.name, reason=str(e))
+            return None
 
     async def _poll_topic_forever(self) -> None:
         assert self._consumer is not None

@@ -16,7 +16,7 @@ from penstock.shared.common.errors import IllegalState, KafkaTimeout
 from penstock.shared.common.records import ConsumerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.storage.kafka_based_log import KafkaBasedLog, LogTopic
-from penstock.shared.testing.fake_broker import FakeCluster
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 from tests import virtual_time
 
 TP = TopicPartition("t", 0)
@@ -65,6 +65,18 @@ async def followed(on_record: Callable[[ConsumerRecord], None]) -> AsyncIterator
                 yield log
             finally:
                 await log.stop()
+
+
+async def test_a_worker_that_may_not_describe_configs_follows_the_topic() -> None:
+    """As in Kafka Connect, a topic is followed whose configs the worker may not describe."""
+    async with FakeCluster() as cluster:
+        cluster.control(Api.DESCRIBE_CONFIGS, Fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Admin(kafka) as admin, Producer(kafka) as producer:
+            log = KafkaBasedLog(kafka, admin, producer, LogTopic("t", 1, is_single=True), lambda _record: None)
+            await log.start()
+            await log.read_past([await log.send(b"a", b"1")])
+            await log.stop()
 
 
 async def test_an_error_of_the_callback_reaches_every_caller() -> None:
