@@ -24,7 +24,7 @@ from penstock.services.exit_status import ExitStatus, StartFailed
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.errors import ConfigError, PenstockError
+from penstock.shared.common.errors import ConfigError, InvalidRequest, InvalidTopic, PenstockError
 from penstock.shared.common.gc_tuning import spare_the_collector
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.errors import ConnectError
@@ -104,7 +104,12 @@ class ConnectDaemon:
             self._connect_kafka(), {ConfigError: ExitStatus.WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE}
         )
         herder = await self._run_start_step(
-            self._start_herder(), {ConfigError: ExitStatus.WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE}
+            self._start_herder(),
+            # InvalidRequest and InvalidTopic: Kafka rejects the settings of a storage topic, such as its replicas.
+            {
+                **dict.fromkeys((ConfigError, InvalidRequest, InvalidTopic), ExitStatus.WRONG_SETTING),
+                PenstockError: KAFKA_UNREACHABLE,
+            },
         )
         self._loop = asyncio.create_task(herder.main_loop(), name="herder")
         spare_the_collector()

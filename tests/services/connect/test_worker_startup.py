@@ -15,7 +15,7 @@ from penstock.services.connect.daemon import PORT_IN_USE, ConnectDaemon
 from penstock.services.connect.main import main
 from penstock.services.connect.property_files import ConnectorFile, read_connector_file, read_properties
 from penstock.services.connect.rest_server import guarded_rest_app, is_rest_open, rest_listener, worker_id_of
-from penstock.services.connect.worker_command_line import CommandLine, misspelled_settings, read_command_line
+from penstock.services.connect.worker_command_line import CommandLine, Mode, misspelled_settings, read_command_line
 from penstock.services.exit_status import ExitStatus, StartFailed
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import LogSettings
@@ -214,8 +214,9 @@ def test_an_open_address_is_detected(worker: Path) -> None:
 CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 
 
-async def failed_start(**settings: str) -> tuple[int, str]:
+async def failed_start(mode: Mode = "standalone", **settings: str) -> tuple[int, str]:
     """Return exit status and message of a worker that does not start. Names of settings have underscores for dots."""
+    config_class = StandaloneConfig if mode == "standalone" else DistributedConfig
     async with FakeCluster() as cluster:
         props = {
             "bootstrap.servers": cluster.bootstrap_servers,
@@ -225,7 +226,7 @@ async def failed_start(**settings: str) -> tuple[int, str]:
             "listeners": "http://127.0.0.1:0",
             **{name.replace("_", "."): value for name, value in settings.items()},
         }
-        daemon = ConnectDaemon(CommandLine("standalone", StandaloneConfig(props), {}, LogSettings()))
+        daemon = ConnectDaemon(CommandLine(mode, config_class(props), {}, LogSettings()))
         try:
             with pytest.raises(StartFailed) as error:
                 await daemon.startup()
@@ -261,6 +262,14 @@ async def test_an_unknown_config_provider_is_an_invalid_setting() -> None:
     status, reason = await failed_start(config_providers="env,vault")
     assert status == ExitStatus.WRONG_SETTING
     assert reason == "config.providers.vault.class: there is no config provider vault, only env, file, dir"
+
+
+async def test_a_rejected_creation_of_a_storage_topic_is_an_invalid_setting() -> None:
+    """A replication factor of the storage topics that the brokers reject is an invalid setting."""
+    topics = {f"{store}_storage_topic": store for store in ("config", "offset", "status")}
+    status, reason = await failed_start("distributed", group_id="g", config_storage_replication_factor="3", **topics)
+    assert status == ExitStatus.WRONG_SETTING
+    assert "replication" in reason.lower()
 
 
 async def test_a_port_in_use_is_reported_for_listeners() -> None:
