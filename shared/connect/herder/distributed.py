@@ -718,12 +718,17 @@ class DistributedHerder(BaseHerder):
         """Return whether an exactly-once source's task may start, after all tasks of older sets are fenced."""
         if views.kind_of_connector(self.plugins, self.snapshot().configs.get(task.connector)) != "source":
             return True
+
+        def must_be_fenced() -> bool:
+            snapshot = self.snapshot()
+            return task.connector in snapshot.pending_fencing and task in snapshot.tasks(task.connector)
+
         attempt = 0
-        while task.connector in self.snapshot().pending_fencing:
+        # Another set of tasks may be stored while this one's predecessors are fenced.
+        while must_be_fenced():
             try:
                 await self._request_fencing(task.connector)
                 await self._stores.configs.refresh()
-                break
             # Also if the leader rejects the request, as with task configs. Other errors, of Kafka, fail the task.
             except (RetriableError, RebalanceNeeded, RequestTimedOut) as e:
                 attempt += 1

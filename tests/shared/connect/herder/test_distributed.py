@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -474,6 +475,26 @@ async def test_under_exactly_once_a_zombie_is_fenced_before_offsets_are_altered(
             with pytest.raises(ProducerFenced):
                 await zombie.commit_transaction()
         assert (await herder.connector_offsets("c"))["offsets"] == [{"partition": {"file": "a"}, "offset": {"at": 3}}]
+
+
+async def test_a_task_starts_only_once_the_newest_set_is_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If another set of tasks is stored while older tasks are fenced, they are fenced again before a task starts."""
+    once = {"exactly_once_source_support": "enabled"}
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1", **once) as herder:
+        await herder.put_connector("c", config(), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        snapshot, fenced = herder.snapshot(), list[str]()
+
+        async def fence(name: str) -> None:
+            fenced.append(name)
+
+        def pending() -> ConfigSnapshot:
+            return dataclasses.replace(snapshot, pending_fencing=frozenset({"c"} if len(fenced) < 2 else ()))
+
+        monkeypatch.setattr(herder, "snapshot", pending)
+        monkeypatch.setattr(herder, "_request_fencing", fence)
+        assert await herder._fence_before_source_task(TASK)
+        assert fenced == ["c", "c"]
 
 
 async def test_writing_the_session_key_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
