@@ -240,7 +240,11 @@ def _decode_config_properties(fields: Mapping[str, Any]) -> Config:
     properties = fields["properties"]
     if not isinstance(properties, Mapping):
         raise TypeError("properties is not an object")
-    return {str(name): value if isinstance(value, str) else str(value) for name, value in properties.items()}
+    return {
+        str(name): value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        for name, value in properties.items()
+        if value is not None
+    }
 
 
 def _number_of_tasks(value: object) -> int:

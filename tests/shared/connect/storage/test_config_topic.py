@@ -105,6 +105,14 @@ def test_malformed_records_are_errors(key: bytes, value: bytes) -> None:
     assert "not base64" not in str(raised.value)
 
 
+def test_null_settings_are_left_out() -> None:
+    """Kafka Connect stores a null of a config, which is no value. Numbers and booleans have their JSON form."""
+    properties = b'{"properties": {"topics.regex": null, "tasks.max": 1, "auto.create": true}}'
+    config = {"tasks.max": "1", "auto.create": "true"}
+    assert decode(b"connector-a", properties) == ConnectorRecord("a", config)
+    assert decode(b"task-a-0", properties) == TaskRecord(ConnectorTaskId("a", 0), config)
+
+
 def test_unknown_keys_are_ignored() -> None:
     """Records with keys of unknown types are ignored."""
     assert decode(b"something-else", b"{}") is None
