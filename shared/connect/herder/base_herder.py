@@ -205,7 +205,7 @@ class BaseHerder(ABC):
         """Return a connector's offsets. Raises ConnectorNotFound."""
         config = self.connector_config(name)
         is_sink = views.kind_of_connector(self.plugins, config) == "sink"
-        return await self._offsets.read(name, config, is_sink=is_sink)
+        return await self._offsets.read(name, self.worker.resolve(config) if is_sink else config, is_sink=is_sink)
 
     # --- validation ---
 

@@ -474,8 +474,10 @@ class DistributedHerder(BaseHerder):
         return await self._run_as_leader(put_connector_config)
 
     def _check_group(self, name: str, config: Config) -> None:
-        group = sink_group_id(name, config)
-        if group == self._config["group.id"] and views.kind_of_connector(self.plugins, config) == "sink":
+        if views.kind_of_connector(self.plugins, config) != "sink":
+            return
+        group = sink_group_id(name, self.worker.resolve(config))
+        if group == self._config["group.id"]:
             raise BadRequest(
                 f"Consumer group for sink connector named {name} conflicts with Connect worker group {group}"
             )

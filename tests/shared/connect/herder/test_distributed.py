@@ -29,6 +29,7 @@ from penstock.shared.common.errors import (
     ProducerFenced,
     TransactionAborted,
 )
+from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.connector import Props
 from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound
@@ -439,10 +440,27 @@ async def test_a_slow_patch_blocks_nothing() -> None:
                 assert herder.connector_config("c") == config(**wanted)
 
 
-async def test_a_sink_cannot_use_the_workers_group() -> None:
+async def test_a_sinks_group_may_be_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The offsets of a sink whose group is a variable are those of the variable's value."""
+    monkeypatch.setenv("PENSTOCK_TEST_GROUP", "own")
+    sink = {"name": "snk", "connector.class": "Sink", "topics": "t", "tasks.max": "1"}
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1", config_providers="env") as herder:
+        cluster.create_topic("t")
+        sink["consumer.override.group.id"] = "${env:PENSTOCK_TEST_GROUP}"
+        await herder.put_connector("snk", sink, TargetState.STOPPED, replace=False)
+        await herder._admin.alter_group_offsets("own", {TopicPartition("t", 0): 3})
+        assert (await herder.connector_offsets("snk"))["offsets"] == [
+            {"partition": {"kafka_topic": "t", "kafka_partition": 0}, "offset": {"kafka_offset": 3}}
+        ]
+
+
+async def test_a_sink_cannot_use_the_workers_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sink whose consumer group is the workers' group is a BadRequest when it is created or patched."""
     sink = {"name": "snk", "connector.class": "Sink", "topics": "t", "tasks.max": "1"}
-    async with FakeCluster() as cluster, running_herder(cluster, "a:1", group_id="connect-snk") as herder:
+    async with (
+        FakeCluster() as cluster,
+        running_herder(cluster, "a:1", group_id="connect-snk", config_providers="env") as herder,
+    ):
         conflict = r"named {} .*group connect-snk$"
         with pytest.raises(BadRequest, match=conflict.format("snk")):
             await herder.put_connector("snk", sink, replace=False)
@@ -452,6 +470,10 @@ async def test_a_sink_cannot_use_the_workers_group() -> None:
         await herder.put_connector("other", sink | {"name": "other"}, TargetState.STOPPED, replace=False)
         with pytest.raises(BadRequest, match=conflict.format("other")):
             await herder.patch_connector("other", {"consumer.override.group.id": "connect-snk"})
+        monkeypatch.setenv("PENSTOCK_TEST_GROUP", "connect-snk")
+        other = sink | {"name": "other", "consumer.override.group.id": "${env:PENSTOCK_TEST_GROUP}"}
+        with pytest.raises(BadRequest, match=conflict.format("other")):
+            await herder.put_connector("other", other, replace=True)
         # a source reads in no group
         await herder.put_connector("snk", config("snk"), TargetState.STOPPED, replace=False)
         assert herder.connectors() == ["other", "snk"]
