@@ -53,8 +53,8 @@ def guarded_rest_app(app: StartingApp, config: WorkerConfig, http: HttpSettings)
     """
     token = SecretStr(config["rest.auth.token"].value) if config["rest.auth.token"].value else None
     users: dict[str, Credential] = {}
-    for pair in filter(None, config["rest.auth.users"].value.split(",")):
-        name, colon, password = pair.strip().partition(":")
+    for pair in config.rest_users:
+        name, colon, password = pair.partition(":")
         if not colon or not name:
             raise ConfigError("rest.auth.users: must be user:password, comma-separated")
         if name in users:
@@ -74,7 +74,7 @@ def guarded_rest_app(app: StartingApp, config: WorkerConfig, http: HttpSettings)
 
 def is_rest_open(config: WorkerConfig, http: HttpSettings) -> bool:
     """Return whether the REST server has no authentication and other machines can reach it."""
-    has_auth = config["rest.auth.token"].value or config["rest.auth.users"].value
+    has_auth = config["rest.auth.token"].value or config.rest_users
     return not has_auth and not is_loopback(http.host)
 
 

@@ -95,7 +95,7 @@ class DistributedHerder(BaseHerder):
         self._pending = PendingChanges()
         self._leader_client = LeaderClient(
             token=config["rest.auth.token"].value,
-            user=config["rest.auth.users"].value.partition(",")[0],
+            user=next(iter(config.rest_users), ""),
             signature_algorithm=config["inter.worker.signature.algorithm"],
         )
         self._runner = WorkRunner(

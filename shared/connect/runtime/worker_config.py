@@ -137,6 +137,11 @@ class WorkerConfig:
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
+    @property
+    def rest_users(self) -> list[str]:
+        """The pairs `user:password` of `rest.auth.users`."""
+        return [pair.strip() for pair in self["rest.auth.users"].value.split(",") if pair.strip()]
+
     def client_props(self, prefix: str = "") -> dict[str, str]:
         """Return the properties for Kafka's clients: the worker's own, overridden by those with `prefix`."""
         own = {name: value for name, value in self.props.items() if name not in self.definition}

@@ -20,6 +20,7 @@ from penstock.services.exit_status import ExitStatus, StartFailed
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import LogSettings
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
+from penstock.shared.connect.herder.leader_client import LeaderClient, LeaderRequestFailed
 from penstock.shared.connect.runtime.states import TargetState
 from penstock.shared.connect.runtime.worker_config import StandaloneConfig
 from penstock.shared.testing.fake_broker import FakeCluster
@@ -190,6 +191,18 @@ async def test_rest_requires_the_configured_credentials(worker: Path) -> None:
             guarded_rest_app(StartingApp(), config, rest_listener(config))
 
 
+async def test_requests_to_the_leader_have_the_first_user(worker: Path) -> None:
+    """A request to the leader has the credentials of the first user, without the spaces and commas around it."""
+    users = "--rest.auth.users=, ann:0123456789abcdef , bob:fedcba9876543210"
+    config = read_command_line("distributed", [str(worker), users]).config
+    app = guarded_rest_app(StartingApp(), config, rest_listener(config))
+    client = LeaderClient(user=config.rest_users[0])
+    client._client = httpx.AsyncClient(transport=httpx.ASGITransport(app), auth=client._client.auth)
+    with pytest.raises(LeaderRequestFailed, match="503"):
+        await client.put_tasks("http://127.0.0.1", "c", [], None)
+    await client.close()
+
+
 def test_a_user_has_one_password(worker: Path) -> None:
     """A user that is named twice is a ConfigError with the name and without a password."""
     flag = "--rest.auth.users=ann:0123456789abcdef,bob:abcdefabcdefabcd,ann:fedcba9876543210"
@@ -208,6 +221,7 @@ def test_an_open_address_is_detected(worker: Path) -> None:
 
     assert not detected()
     assert detected("--listeners=http://:8083")
+    assert detected("--listeners=http://:8083", "--rest.auth.users=,")
     assert not detected("--listeners=http://:8083", "--rest.auth.token=0123456789abcdef")
 
 
