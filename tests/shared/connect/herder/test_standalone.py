@@ -219,6 +219,23 @@ async def test_a_restart_of_a_task_that_cannot_be_created_is_an_error() -> None:
         assert states(herder) == ["RUNNING", "RUNNING", "FAILED"]
 
 
+async def test_a_task_that_could_not_be_created_leaves_no_status() -> None:
+    """The status of a task that could not be created is removed when the connector has fewer tasks."""
+    async with running_herder() as (herder, _):
+        make = herder.worker._make_task
+
+        def fail_second(spec: TaskSpec, listener: StatusListener) -> WorkerTask:
+            if spec.id.task == 1:
+                raise RuntimeError("on purpose")
+            return make(spec, listener)
+
+        herder.worker._make_task = fail_second
+        await herder.put_connector("c", config(), replace=False)
+        await until(lambda: states(herder) == ["RUNNING", "RUNNING", "FAILED"])
+        await herder.set_target_state("c", TargetState.STOPPED)
+        await until(lambda: states(herder) == ["STOPPED"])
+
+
 async def test_restarts_apply_to_the_named_instances() -> None:
     """One task, all tasks or failed ones are restarted; unknown names are errors with Kafka Connect's messages."""
     async with running_herder() as (herder, made):
