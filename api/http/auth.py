@@ -66,7 +66,7 @@ SECURITY_HEADERS = (
 )
 
 ADMIN_BODY_BYTES_MAX = 1_048_576
-"""The longest body of a request that stores no events. Ingest has its own limits."""
+"""The default for the longest body of a request that stores no events. Ingest has its own limits."""
 ADMIN_BODY_MS = 30_000
 """The longest time that such a body may take to arrive."""
 
@@ -168,8 +168,10 @@ class Guard:
         local_hosts_only: bool = False,
         open_paths: Iterable[str] = OPEN_PATHS,
         cors_origins: Iterable[str] = (),
+        admin_body_bytes_max: int = ADMIN_BODY_BYTES_MAX,
     ) -> None:
         self._app = app
+        self._admin_body_bytes_max = admin_body_bytes_max
         self._cors_origins = frozenset(cors_origins)
         self._access = AccessControl(auth_token, credentials or {})
         self._local_hosts_only = local_hosts_only
@@ -197,7 +199,7 @@ class Guard:
             if rejection is None:
                 if principal.name:
                     scope["principal"] = principal.name
-                body = receive if needed_scope == "ingest" else _BoundedBody(receive)
+                body = receive if needed_scope == "ingest" else _BoundedBody(receive, self._admin_body_bytes_max)
                 await self._app(scope, body, send_with_headers)
             else:
                 response = rejection.response_for(path)
@@ -253,8 +255,9 @@ class Guard:
 class _BoundedBody:
     """The body of a request that stores no events: 413 if it is too long, 408 if it arrives too slowly."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, bytes_max: int) -> None:
         self._receive = receive
+        self._bytes_max = bytes_max
         self._bytes = 0
         self._deadline: float | None = None
 
@@ -268,8 +271,8 @@ class _BoundedBody:
         except TimeoutError:
             raise HTTPException(REQUEST_TIMEOUT, f"the body did not arrive within {ADMIN_BODY_MS} ms") from None
         self._bytes += len(message.get("body", b""))
-        if self._bytes > ADMIN_BODY_BYTES_MAX:
-            raise HTTPException(CONTENT_TOO_LARGE, f"the body is longer than {ADMIN_BODY_BYTES_MAX} bytes")
+        if self._bytes > self._bytes_max:
+            raise HTTPException(CONTENT_TOO_LARGE, f"the body is longer than {self._bytes_max} bytes")
         return message
 
 

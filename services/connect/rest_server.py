@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from penstock.api.connect.routes import StartingApp
     from penstock.api.http.auth import Guard
 
+BODY_BYTES_MAX = 67_108_864
+"""The longest body of a request. A worker sends all task configs of a connector to the leader in one request, and each
+contains the connector's settings."""
 EVERY_ADDRESS = "0.0.0.0"  # noqa: S104 - Kafka Connect's default listener has no host
 
 
@@ -69,7 +72,9 @@ def guarded_rest_app(app: StartingApp, config: WorkerConfig, http: HttpSettings)
     # Needs the extra `server`, which is not required to read the settings.
     from penstock.api.http.auth import Guard
 
-    return Guard(app, auth_token=token, credentials=users, local_hosts_only=local_hosts_only)
+    return Guard(
+        app, auth_token=token, credentials=users, local_hosts_only=local_hosts_only, admin_body_bytes_max=BODY_BYTES_MAX
+    )
 
 
 def is_rest_open(config: WorkerConfig, http: HttpSettings) -> bool:

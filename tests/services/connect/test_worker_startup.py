@@ -9,6 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from penstock.api.connect.routes import StartingApp
 from penstock.services.connect.daemon import PORT_IN_USE, ConnectDaemon
@@ -189,6 +192,21 @@ async def test_rest_requires_the_configured_credentials(worker: Path) -> None:
         config = read_command_line("distributed", [str(worker), wrong]).config
         with pytest.raises(ConfigError, match=r"rest\.auth"):
             guarded_rest_app(StartingApp(), config, rest_listener(config))
+
+
+async def test_a_request_may_have_many_task_configs(worker: Path) -> None:
+    """The REST server accepts a body of several MiB: the task configs of a connector with many tasks."""
+
+    async def length(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(str(len(await Request(scope, receive).body())))(scope, receive, send)
+
+    config = read_command_line("distributed", [str(worker)]).config
+    starting = StartingApp()
+    starting.app = length
+    app = guarded_rest_app(starting, config, rest_listener(config))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
+        response = await client.post("http://127.0.0.1/connectors/c/tasks", content=b" " * 5_000_000)
+    assert response.text == "5000000"
 
 
 async def test_requests_to_the_leader_have_the_first_user(worker: Path) -> None:
