@@ -59,9 +59,6 @@ class ConnectorsAndTasks:
     def __bool__(self) -> bool:
         return bool(self.connectors or self.tasks)
 
-    def __len__(self) -> int:
-        return len(self.connectors) + len(self.tasks)
-
     def __repr__(self) -> str:
         return f"ConnectorsAndTasks({', '.join([*sorted(self.connectors), *map(str, sorted(self.tasks))])})"
 
@@ -85,7 +82,6 @@ class WorkerState:
     url: str
     config_offset: int
     held: ConnectorsAndTasks = NOTHING
-    version: int = SESSIONED
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +125,12 @@ def decode_state(data: bytes) -> WorkerState:
     url = read.string() or ""
     offset = read.int64()
     if version == EAGER:
-        return WorkerState(url, offset, NOTHING, EAGER)
+        return WorkerState(url, offset)
     allocation = None if read.at_end else read.blob()
     if allocation is None:
-        return WorkerState(url, offset, NOTHING, version)
+        return WorkerState(url, offset)
     held = decode_assignment(allocation)
-    return WorkerState(url, offset, held.work, held.version)
+    return WorkerState(url, offset, held.work)
 
 
 def encode_assignment(assignment: ExtendedAssignment, version: int) -> bytes:

@@ -31,9 +31,6 @@ class RestartPlan:
     connector: bool
     tasks: tuple[ConnectorTaskId, ...]
 
-    def __bool__(self) -> bool:
-        return self.connector or bool(self.tasks)
-
 
 def plan_restart(request: RestartRequest, connector: ConnectorStatus, tasks: Sequence[TaskStatus]) -> RestartPlan:
     """Return the restarts of a request, given the statuses of the connector and its tasks."""

@@ -108,11 +108,6 @@ class KafkaBasedLog:
             await consumer.close(0)
         await self._notify_waiting()
 
-    @property
-    def partitions(self) -> int:
-        """The number of partitions of the topic, once it is started."""
-        return len(self._partitions)
-
     async def send(self, key: bytes, value: bytes | None, producer: Producer | None = None) -> RecordMetadata:
         """Write one record and wait for its acknowledgement. Raises any error of the producer."""
         return await (await (producer or self._producer).send(self._topic.name, value, key=key))

@@ -79,10 +79,6 @@ class OffsetCache:
         """Return every offset of a connector by its key."""
         return {self._keys[name]: value for name, value in self._values.get(connector, {}).items()}
 
-    def connectors(self) -> list[str]:
-        """Return every connector that has an offset."""
-        return sorted(connector for connector, values in self._values.items() if values)
-
     def raw(self) -> dict[bytes, bytes]:
         """Return every current record."""
         return {key: value for connector in self._values for key, value in self.of_connector(connector).items()}

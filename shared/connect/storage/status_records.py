@@ -39,10 +39,6 @@ class ConnectorStatus:
     version: str | None = None
     trace: str | None = None
 
-    @property
-    def id(self) -> str:
-        return self.connector
-
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:
@@ -54,10 +50,6 @@ class TaskStatus:
     generation: int
     version: str | None = None
     trace: str | None = None
-
-    @property
-    def id(self) -> ConnectorTaskId:
-        return self.task
 
 
 @dataclass(frozen=True, slots=True)

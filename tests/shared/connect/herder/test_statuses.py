@@ -193,4 +193,3 @@ def test_restart_plans(only_failed: bool, include_tasks: bool, state: State, con
     request = RestartRequest("c", only_failed, include_tasks)
     plan = plan_restart(request, ConnectorStatus("c", state, "w", 1), TASKS)
     assert (plan.connector, [task.task for task in plan.tasks]) == (connector, tasks)
-    assert bool(plan) is bool(connector or tasks)

@@ -18,9 +18,8 @@ def test_the_recorded_offsets() -> None:
     cache.apply(key, b'{"position":17}')
     cache.apply(key, b'{"position":6}')
     assert cache.of_connector("src") == {key: b'{"position":6}'}
-    assert cache.connectors() == ["src"]
     cache.apply(key, None)
-    assert (cache.of_connector("src"), cache.value(key), cache.connectors()) == ({}, None, [])
+    assert (cache.of_connector("src"), cache.value(key)) == ({}, None)
 
 
 def test_the_existing_key_is_kept() -> None:
