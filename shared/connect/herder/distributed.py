@@ -280,7 +280,7 @@ class DistributedHerder(BaseHerder):
             return True
         # 1. Read the configs that the leader assigned by. A worker that cannot leaves the group for a while, as in
         #    Kafka Connect, so that others get its work.
-        if self.snapshot().offset < assignment.config_offset or assignment.failed:
+        if self.snapshot().offset < assignment.config_offset:
             try:
                 await self._stores.configs.refresh(self._config["worker.sync.timeout.ms"])
             except KafkaTimeout as e:
@@ -289,13 +289,9 @@ class DistributedHerder(BaseHerder):
                 await asyncio.sleep(self._config["worker.unsync.backoff.ms"] / 1000)
                 return False
         self.member.config_offset = self.snapshot().offset
-        # 2. The leader was behind another member and assigned nothing. The group joins again, with a newer offset.
-        if assignment.failed:
-            self.member.rejoin("read the configs")
-            return False
-        # 3. Claim the config topic before any write of a leader.
+        # 2. Claim the config topic before any write of a leader.
         await self._lead_or_follow()
-        # 4. Stop before starting. If the group has removed this worker meanwhile, others run the work.
+        # 3. Stop before starting. If the group has removed this worker meanwhile, others run the work.
         await self._runner.stop(self._runner.running() - assignment.work)
         if self.member.held != assignment.work or self.member.is_given_up(self._clock.monotonic_ms()):
             return False
