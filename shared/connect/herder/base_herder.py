@@ -326,12 +326,12 @@ class BaseHerder(ABC):
             raise BadRequest(NOT_STOPPED.format(name=name))
         return config
 
-    async def _alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
-        """Alter a connector's offsets. The connector checks them outside the herder's loop, within a request's
-        timeout.
+    async def alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
+        """Store a stopped connector's offsets, or remove all of them (None). The connector checks them outside the
+        herder's loop, within a request's timeout.
 
-        If the connector's code raises an error, raises a ConfigError for a ConfigError, and a ConnectError for any
-        other.
+        Raises BadRequest if the connector is not stopped. If the connector's code raises an error, raises a ConfigError
+        for a ConfigError, and a ConnectError for any other.
         """
         config, resolved, wanted = await self._run_in_herder_loop(lambda: self._offsets_to_alter(name, rows))
         mask = self.worker.masking(config)

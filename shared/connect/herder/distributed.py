@@ -38,7 +38,6 @@ from penstock.shared.connect.group.worker_member import WorkerMember
 from penstock.shared.connect.herder import views
 from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
 from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, CommandQueue
-from penstock.shared.connect.herder.connector_offsets import Row
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.herder.errors import Forbidden, NotHere, RebalanceNeeded, RequestTimedOut
 from penstock.shared.connect.herder.leader_client import LeaderClient
@@ -593,11 +592,6 @@ class DistributedHerder(BaseHerder):
             self._runner.beside(self._runner.restart_connector(request.connector, announced=True))
 
     # --- offsets and loggers ---
-
-    async def alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
-        """Store a stopped connector's offsets, or remove all of them (None). Raises BadRequest if it is not
-        stopped."""
-        return await self._alter_offsets(name, rows)
 
     async def _fence_for_offsets(self, name: str) -> None:
         if self._config.exactly_once:

@@ -17,7 +17,6 @@ from penstock.shared.connect.group.connect_protocol import ConnectorsAndTasks
 from penstock.shared.connect.herder import views
 from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
 from penstock.shared.connect.herder.command_queue import CommandQueue
-from penstock.shared.connect.herder.connector_offsets import Row
 from penstock.shared.connect.herder.restart_plan import plan_restart
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
@@ -204,11 +203,6 @@ class StandaloneHerder(BaseHerder):
         return await self._execute_command(restart_connector_and_tasks)
 
     # --- offsets, loggers, requests between workers ---
-
-    async def alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
-        """Store a stopped connector's offsets, or remove all of them (None). Raises BadRequest if it is not
-        stopped."""
-        return await self._alter_offsets(name, rows)
 
     async def _fence_for_offsets(self, name: str) -> None:
         """Do nothing: a standalone worker's tasks write without transactions."""
