@@ -46,7 +46,7 @@ from penstock.shared.connect.herder.session_keys import expires_in_ms, new_key, 
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
 from penstock.shared.connect.runtime.client_settings import sink_group_id
-from penstock.shared.connect.runtime.exactly_once_source_task import fence_producers
+from penstock.shared.connect.runtime.exactly_once_source_task import fence_producers, transactional_id
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.cluster_config_state import (
@@ -752,7 +752,7 @@ class DistributedHerder(BaseHerder):
             return
         # If one task replaces one task, the new producer has the old one's transactional id and fences it itself.
         if before > 1 or (before == 1 and count != 1):
-            ids = [self._config.source_transactional_id(name, task) for task in range(before)]
+            ids = [transactional_id(self._config["group.id"], ConnectorTaskId(name, task)) for task in range(before)]
             await fence_producers(self.worker.config.kafka, ids)
         if count:
             await self._stores.configs.put_task_count(name, count)

@@ -134,11 +134,6 @@ class DistributedConfig(WorkerConfig):
             self[f"{prefix}topic"], partitions, int(self[f"{prefix}replication.factor"]), configs, is_single=is_single
         )
 
-    def source_transactional_id(self, connector: str, task: int) -> str:
-        """Return a source task's transactional id. It is Kafka Connect's, so that Java and Penstock workers fence
-        each other's producers."""
-        return f"{self['group.id']}-{connector}-{task}"
-
     @property
     def leader_transactional_id(self) -> str:
         """The transactional id of the leader's producer."""

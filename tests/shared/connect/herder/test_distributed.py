@@ -42,6 +42,7 @@ from penstock.shared.connect.herder.errors import AlreadyExists, Forbidden, NotH
 from penstock.shared.connect.herder.leader_client import LeaderRequestFailed
 from penstock.shared.connect.herder.session_keys import new_key, sign
 from penstock.shared.connect.herder.work_runner import WorkRunner
+from penstock.shared.connect.runtime.exactly_once_source_task import transactional_id
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.status_listener import StatusListener
@@ -762,7 +763,7 @@ def test_transactional_ids_are_kafka_connects() -> None:
     """Transactional ids are Kafka Connect's, so that workers of both kinds fence each other."""
     config = DistributedConfig(REQUIRED | {"exactly.once.source.support": "enabled"})
     assert config.exactly_once
-    assert config.source_transactional_id("c", 2) == "g-c-2"
+    assert transactional_id(config["group.id"], ConnectorTaskId("c", 2)) == "g-c-2"
     assert config.leader_transactional_id == "connect-cluster-g"
     preparing = DistributedConfig(REQUIRED | {"exactly.once.source.support": "preparing"})
     assert (preparing.exactly_once, preparing.transactional_leader) == (False, True)
