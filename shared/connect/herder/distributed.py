@@ -101,7 +101,6 @@ class DistributedHerder(BaseHerder):
             worker,
             self._reporter,
             self.snapshot,
-            on_started=self._reconfigure_tasks,
             on_reconfiguration=self._reconfigure_tasks,
             before_task=self._fence_before_source_task if config.exactly_once else None,
         )

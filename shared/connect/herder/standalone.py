@@ -46,7 +46,6 @@ class StandaloneHerder(BaseHerder):
             worker,
             self._reporter,
             self.snapshot,
-            on_started=self._reconfigure_tasks,
             on_reconfiguration=self._reconfigure_tasks,
         )
 

@@ -1,8 +1,9 @@
 """Starts and stops a worker's connectors and tasks to match its assignment.
 
-The start of a connector may take any time, so it runs outside the herder's loop. `on_started` is called when a
-connector becomes RUNNING. Tasks start at once, or after `before_task`, and initialize in the background. A call to stop
-returns when the work is stopped. Work that is revoked during its restart is not started again.
+The start of a connector may take any time, so it runs outside the herder's loop. `on_reconfiguration` is called when a
+connector becomes RUNNING, or requests new task configs. Tasks start at once, or after `before_task`, and initialize in
+the background. A call to stop returns when the work is stopped. Work that is revoked during its restart is not started
+again.
 """
 
 from __future__ import annotations
@@ -33,14 +34,12 @@ class WorkRunner:
         listener: StatusListener,
         snapshot: Callable[[], ConfigSnapshot],
         *,
-        on_started: Callable[[str], None],
         on_reconfiguration: Callable[[str], None],
         before_task: Callable[[ConnectorTaskId], Awaitable[bool]] | None = None,
     ) -> None:
         self._worker = worker
         self._listener = listener
         self._snapshot = snapshot
-        self._on_started = on_started
         self._on_reconfiguration = on_reconfiguration
         self._before_task = before_task
         self._beside: set[asyncio.Task[Any]] = set()
@@ -149,7 +148,7 @@ class WorkRunner:
         )
         self.startups["connector", state is not State.FAILED] += 1
         if state is State.RUNNING:
-            self._on_started(name)
+            self._on_reconfiguration(name)
         return state
 
     async def restart_connector(self, name: str, *, announced: bool = False) -> State | None:
@@ -242,7 +241,7 @@ class WorkRunner:
         before = self._worker.state(name)
         await self._worker.set_target_state(name, target)
         if before is not State.RUNNING and self._worker.state(name) is State.RUNNING:
-            self._on_started(name)
+            self._on_reconfiguration(name)
 
 
 def _without_tasks_max(config: Mapping[str, str]) -> dict[str, str]:

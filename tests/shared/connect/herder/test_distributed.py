@@ -611,7 +611,7 @@ def runner(worker: SlowToStop) -> tuple[WorkRunner, list[str]]:
     started: list[str] = []
     made = WorkRunner(
         cast(Any, worker), cast(Any, None), lambda: snapshot,
-        on_started=started.append, on_reconfiguration=started.append,
+        on_reconfiguration=started.append,
     )  # fmt: skip
     return made, started
 
@@ -654,7 +654,7 @@ async def test_a_reassigned_connector_starts_after_the_old_one_has_stopped() -> 
 
 
 async def test_a_restart_stops_and_starts() -> None:
-    """A restart stops and starts the connector, and calls `on_started`."""
+    """A restart stops and starts the connector, and calls `on_reconfiguration`."""
     worker = SlowToStop()
     worker.may_stop.set()
     work, started = runner(worker)
@@ -673,7 +673,7 @@ async def test_a_task_that_cannot_be_prepared_is_failed(error: Exception) -> Non
 
     work = WorkRunner(
         cast(Any, SlowToStop()), cast(Any, listener), lambda: snapshot,
-        on_started=print, on_reconfiguration=print, before_task=before_task,
+        on_reconfiguration=print, before_task=before_task,
     )  # fmt: skip
     await work.start_task(X_TASK)
     await turns()
