@@ -94,7 +94,8 @@ class DistributedConfig(WorkerConfig):
                 f"heartbeat.interval.ms={self['heartbeat.interval.ms']} must be below "
                 f"session.timeout.ms={self['session.timeout.ms']}"
             )
-        signature, accepted = self["inter.worker.signature.algorithm"], self["inter.worker.verification.algorithms"]
+        signature = self["inter.worker.signature.algorithm"]
+        accepted = self["inter.worker.verification.algorithms"]
         if signature not in accepted:
             raise ConfigError(
                 f"inter.worker.signature.algorithm={signature} must be one of "
