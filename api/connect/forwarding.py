@@ -20,7 +20,8 @@ from penstock.shared.connect.herder.errors import NotHere
 log = get_logger(__name__)
 
 TIMEOUT_MS = 95_000
-"""Longer than a herder lets a request wait, so that the client receives the herder's own response."""
+"""Longer than `REQUEST_TIMEOUT_MS` of one step, so that the client receives the other worker's own response to a
+timeout. A request with several slow steps, such as validation and write, may take longer."""
 CONFLICT_MESSAGE = "Cannot complete request because of a conflicting operation (e.g. worker rebalance)"
 UNREACHABLE_MESSAGE = "IO Error trying to forward REST request: {}"
 REQUEST_HEADERS = ("content-type", "authorization", "accept")

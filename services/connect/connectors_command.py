@@ -30,7 +30,8 @@ URL_VARIABLE = "PENSTOCK_CONNECT_URL"
 TOKEN_VARIABLE = "PENSTOCK_CONNECT_TOKEN"  # noqa: S105 - a variable's name
 USER_VARIABLE = "PENSTOCK_CONNECT_USER"
 TIMEOUT_MS = 100_000
-"""Longer than a worker lets a request wait, so that the worker's own error is shown."""
+"""Longer than a worker's timeout for one step (90 s), so that the worker's own error is shown. A request with several
+slow steps, such as validation and write, may take longer."""
 TRACE_LINES = 1
 """How many of the last lines of a failure's trace the table shows. `--json` shows all of it."""
 

@@ -49,7 +49,7 @@ class BadRequest(ConnectError):
 
 
 class ToleranceExceeded(ConnectError):
-    """A record failed, and errors are not tolerated."""
+    """A record failed, and its error is not tolerated."""
 
 
 class MoreNeeded(ConnectError):
@@ -61,7 +61,7 @@ class MoreNeeded(ConnectError):
 
 
 def encodable(text: str) -> str:
-    """Return a text of an error with an escape for each lone surrogate, which no encoding has.
+    """Return a text of an error with an escape for each lone surrogate, which UTF-8 cannot encode.
 
     >>> encodable(b"caf\\xe9".decode(errors="surrogateescape"))
     'caf\\\\udce9'

@@ -54,7 +54,7 @@ class ConnectRecord(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, topic=topic)
 
     def replaced(self, **fields: Any) -> Self:
-        """Return the record with other fields."""
+        """Return a copy of the record with these attributes replaced."""
         return msgspec.structs.replace(self, **fields)
 
 

@@ -34,7 +34,7 @@ SECRET_WORDS = (
 )
 """A setting that the connector does not define is secret if its name contains one of these."""
 PLUGINS_MAX = 1_000
-"""How many plugins' secret settings are cached."""
+"""How many plugins' types of settings are cached."""
 VARIABLE = re.compile(r"\$\{([^}:]+):(?:([^}]*):)?([^}:]*)\}")
 """A variable of a config: `${provider:[path:]key}`."""
 _ANY_VARIABLE = r"\$\{[^{}]*\}"

@@ -2,8 +2,9 @@
 
 A method may be `async def` or `def`. The worker awaits an `async def` method on its event loop, so the method must not
 block. A `def` method runs in the task's own thread, as in Kafka Connect, so it may block without a delay for other
-tasks. All `def` methods of a task run in the same thread. In that thread, `context.wait_for` waits for an awaitable,
-such as `context.offset_storage_reader.offset(partition)`.
+tasks. All `def` methods of a task run in the same thread, but `initialize` runs on the event loop if `start` is
+`async def`. In that thread, `context.wait_for` waits for an awaitable, such as
+`context.offset_storage_reader.offset(partition)`.
 
 The worker makes one call at a time for each task, with one exception under at-least-once. While an `async def` method
 of a source task waits (`poll`, `commit` or `commit_record`), `commit` and `commit_record` may be called. The semantics
@@ -25,7 +26,8 @@ T = TypeVar("T")
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 POLL_WAIT_MAX_MS = 1_000
-"""The longest wait in one `poll` of a source task: a pause, and the end of a transaction by time, wait for its end."""
+"""The longest wait in one `poll` of a source task. A pause, and the end of a transaction by time, take effect only when
+`poll` returns."""
 
 
 class _Nothing:

@@ -83,7 +83,10 @@ ALL_RECORDS = -1
 
 @dataclass(frozen=True, slots=True)
 class ShiftBy:
-    """A reset that moves the committed offset by `records`, kept within the partition's first and end offset."""
+    """A reset that moves the committed offset by `records`, kept within the partition's first and end offset.
+
+    Without a committed offset it moves from the first offset.
+    """
 
     records: int
 

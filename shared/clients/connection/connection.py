@@ -306,7 +306,7 @@ class Connection:
         return error
 
     def refresh_metadata(self) -> asyncio.Future[bool]:
-        """Request new metadata. The result of the returned future is whether that succeeded.
+        """Request new metadata, or wait for a request in flight. The future's result is whether that succeeded.
 
         It is False if the request fails, or if the connection is closed meanwhile.
         """
@@ -315,7 +315,7 @@ class Connection:
 
     def watch(self, topic: str) -> None:
         """Keep a topic's metadata up to date from now on."""
-        # aiokafka's empty list stands for all topics: with one topic in it, it would be this topic alone.
+        # aiokafka's empty list stands for all topics. Adding this topic to it would leave out all others.
         if not self._watches_all and topic not in (client := self._open_client)._topics:
             # A new set: aiokafka then notices that an update in flight does not name the topic, and repeats it.
             client.set_topics({*client._topics, topic})

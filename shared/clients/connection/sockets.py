@@ -1,8 +1,8 @@
 """aiokafka's client, with sockets that have time limits of their own and read responses in place.
 
 The setup of a connection includes TCP, TLS and SASL. It ends within `socket_connection_setup_timeout_ms`, or fails with
-a reason. The limit doubles with each failure in a row, up to `socket_connection_setup_timeout_max_ms` (KIP-601). A
-broker that does not respond does not delay connections to other brokers.
+a reason. The limit doubles with each failure in a row, up to `socket_connection_setup_timeout_max_ms` (KIP-601); for
+bootstrap servers it does not. A broker that does not respond does not delay connections to other brokers.
 
 The addresses of a host name are tried in turn, as under Java's `client.dns.lookup=use_all_dns_ips` (KIP-302). If an
 address refuses the connection, the next address is tried at once. An address that does not respond, or that fails after
@@ -434,11 +434,11 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
                 return AuthenticationFailed(f"{where}: TLS: {reason}{hint}")
         # 2. Nothing answered in time.
         if isinstance(error, TimeoutError):
-            return BrokerNotAvailable(f"{where}: not connected after {timeout_ms:.0f} ms")
+            return BrokerNotAvailable(f"{where}: no response after {timeout_ms:.0f} ms")
         # 3. aiokafka's SASL code parses what the broker sends, and raises these for a wrong nonce or signature.
         if isinstance(error, ValueError | KeyError | AssertionError):
             mechanism = self._settings.sasl_mechanism
-            return AuthenticationFailed(f"{where}: the broker's side of {mechanism} is wrong: {error}")
+            return AuthenticationFailed(f"{where}: invalid {mechanism} response of the broker: {error}")
         # 4. The broker closed the connection: a broker does so, without a response, if the client speaks another
         #    security protocol than the listener.
         if isinstance(error, kafka.KafkaConnectionError) and isinstance(error.__cause__, OSError):

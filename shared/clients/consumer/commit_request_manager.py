@@ -229,7 +229,7 @@ class CommitRequestManager:
 
     def _partitions_lost(self) -> CommitFailed:
         reason = self._member.gone_because or "the partitions were taken away"
-        return CommitFailed(f"{self._describe_member()}: not committed before: {reason}")
+        return CommitFailed(f"{self._describe_member()}: not committed: {reason}")
 
     async def close(self) -> None:
         """Stop sending. Callbacks that still wait are called with CommitFailed, and a `commit` that waits raises it."""

@@ -16,7 +16,8 @@ listener that commits therefore covers exactly the processed records.
 
 Here each record counts as processed when the next one is requested. A `commit` in the body includes the body's record.
 An automatic commit (`commit_strategy`, revocation, close) leaves that record out, also after a `break`. A `commit` by
-the listener during close leaves it out as well. No automatic commit goes below an offset that the user has committed.
+the listener during close leaves it out as well. No automatic commit goes below an offset that the user has committed,
+unless the position has moved back since.
 
 Each lookup of an offset ends within `request_timeout_ms`, or raises KafkaTimeout.
 """
@@ -580,7 +581,7 @@ class Consumer(Generic[K, V]):
             self._connection.refresh_metadata()
 
     def group_metadata(self) -> GroupMetadata:
-        """Return this member's identity, with the generation of its last assignment. Raises IllegalState if there is no
+        """Return this member's identity, with the generation that its commits carry. Raises IllegalState if there is no
         `group_id`.
 
         A removed member keeps its old identity, so that the group rejects its commits. Before the first assignment, and

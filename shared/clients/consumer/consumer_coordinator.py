@@ -212,7 +212,7 @@ class ConsumerCoordinator:
         return frozenset() if is_lost else self._fetches.fetcher.assignment
 
     def group_metadata(self) -> GroupMetadata:
-        """Return the member's identity, with the generation of its last assignment. Raises IllegalState without a
+        """Return the member's identity, with the generation that its commits carry. Raises IllegalState without a
         group."""
         if not self._has_group:
             raise IllegalState("no group_id is set")

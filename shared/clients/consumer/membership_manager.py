@@ -307,7 +307,7 @@ class ConsumerMembershipManager(Member):
         if self.owned:  # a cooperative member keeps its partitions under the new generation
             self.identity = self.generation, self.member_id
         # A static leader that came back is not made leader again, so that there is no rebalance (KIP-345). It must
-        # watch the topics all the same. The coordinator ignores a rejoin of a member that does not lead.
+        # watch the topics all the same. If it does not lead, its rejoin costs at most one more rebalance.
         self._watches = self.is_leader or came_back
         self._members = response.members
         self._assignments = None

@@ -20,7 +20,7 @@ class ConsumerMetrics:
         self._lag = gauge(
             registry, "consumer_lag_records", "Records that are not read yet.", "group", "topic", "partition"
         )
-        fetches = counter(registry, "consumer_fetches", "Fetch requests answered.", "group", "result")
+        fetches = counter(registry, "consumer_fetches", "Fetch requests that ended.", "group", "result")
         self._fetches_ok = fetches.labels(group=group, result="ok")
         self._fetches_failed = fetches.labels(group=group, result="failed")
         self._fetched_bytes = counter(registry, "consumer_fetched_bytes", "Bytes of records fetched.", "group").labels(

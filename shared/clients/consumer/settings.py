@@ -53,7 +53,9 @@ class ReadingSettings(Section):
     fetch_max_wait_ms: int = Field(default=500, ge=0, le=INT32_MAX)
     max_partition_fetch_bytes: int = Field(default=1024 * 1024, ge=1, le=INT32_MAX)
     fetch_buffer_bytes: int = Field(
-        default=64 * 1024 * 1024, ge=1024, description="fetched ahead and not yet polled, at most; the brokers share it"
+        default=64 * 1024 * 1024,
+        ge=1024,
+        description="the most bytes fetched and not yet polled, from all brokers together",
     )
     max_poll_records: int | None = Field(default=500, ge=1, description="None: no bound")
 
@@ -73,8 +75,8 @@ class ConsumerSettings(ReadingSettings):
     group_id: str | None = Field(default=None, min_length=1, description="none: no commits, no shared assignment")
     commit_strategy: CommitStrategy = Field(
         default="none",
-        description="what polls before the current one returned is committed: none: only on request; auto: every "
-        "auto_commit_interval_ms, in poll; sync: by every poll, which waits; async: by every poll, beside it",
+        description="when the records that earlier polls returned are committed: none: only on request; auto: every "
+        "auto_commit_interval_ms, in poll; sync: by every poll, which waits; async: by every poll, without waiting",
     )
     auto_commit_interval_ms: PositiveMs = 5_000
 

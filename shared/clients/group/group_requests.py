@@ -135,7 +135,7 @@ class GroupRequests:
                 self._connection.forget_coordinator("group", self._group_id)
                 await asyncio.sleep(self._member.config.retry_backoff_ms / 1000)
         except PenstockError as e:
-            log.info("LeaveGroup was not sent", **self.fields(), left_as=member_id, reason=str(e))
+            log.info("LeaveGroup failed", **self.fields(), left_as=member_id, reason=str(e))
             return
         for code in (code for code in codes if code != NO_ERROR):
             log.info("LeaveGroup failed", **self.fields(), left_as=member_id, reason=name_of(code))

@@ -14,7 +14,7 @@ from penstock.shared.clients.parallel_consumer.commit_metadata import Ranges, en
 from penstock.shared.common.records import OFFSET_METADATA_MAX_BYTES, Columns, ConsumerRecord, OffsetAndMetadata
 
 SPAN_ALWAYS_FITS = 24_000
-"""This many offsets fit as a bitmap in any pattern. It is the usual case, which needs no calculation."""
+"""This many offsets fit as a bitmap in any pattern. `may_start` estimates the size only for more offsets."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -51,7 +51,8 @@ class Lane:
 
 
 class PartitionProgress:
-    """Lanes and progress of one partition: a linked list of its unfinished records, each with the run after it."""
+    """Lanes and progress of one partition: a linked list of its unfinished records. Each has the range of finished
+    records after it."""
 
     def __init__(self, committed: OffsetAndMetadata | None, finished: Ranges) -> None:
         self.committed = committed

@@ -91,7 +91,7 @@ def encode_records(
         if count == 0:
             first_timestamp = timestamp
             max_timestamp = timestamp
-        # 1. Compute the size: the record's length comes first, and as a varint it takes a size of its own.
+        # 1. Compute the size, since a record begins with its length. That length is a varint, so its own size varies.
         delta = zigzag(timestamp - first_timestamp)
         number = zigzag(count)
         key_size = zigzag(key_length)

@@ -237,13 +237,13 @@ class CompletedFetch:
             stop = at + LENGTH_END + length
             # 1. The length is impossible: the batches after it cannot be found.
             if length < LEGACY_HEADER_SIZE - LENGTH_END:
-                self._torn = f"a batch of {length} bytes"
+                self._torn = f"a batch has an impossible length of {length} bytes"
                 return
             # 2. The broker cuts its log at the fetch's size, within a batch: the next fetch gets that batch.
             if stop > size:
                 break
             if data[at + MAGIC_AT] >= 2 and stop - at < RECORDS_AT:
-                self._torn = f"a batch of {length} bytes"
+                self._torn = f"a batch has an impossible length of {length} bytes"
                 return
             batch = _FetchedBatch(data, at, stop, base_offset)
             at = stop

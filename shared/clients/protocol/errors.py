@@ -89,7 +89,7 @@ CODES: dict[int, tuple[str, type[e.PenstockError]]] = {
     90: ("PRODUCER_FENCED", e.ProducerFenced),
     113: ("STALE_MEMBER_EPOCH", e.IllegalGeneration),
     114: ("MISMATCHED_ENDPOINT_TYPE", e.InvalidRequest),
-    # The broker names the errors after which an abort is enough (KIP-890).
+    # After this error it is enough to abort the transaction (KIP-890).
     120: ("TRANSACTION_ABORTABLE", e.TransactionAborted),
 }
 

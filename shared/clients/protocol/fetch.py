@@ -47,7 +47,7 @@ _partition = struct.Struct(">ihqqq")
 """Partition, error code, high watermark, last stable offset, log start offset."""
 _aborted = struct.Struct(">qq")
 _diverging = struct.Struct(">iq")
-"""The largest epoch up to which broker and client agree, and its end offset (KIP-595)."""
+"""The largest epoch, and its end offset, after which broker and client are known to differ (KIP-595)."""
 
 Wanted = list[tuple[str, list[tuple[int, int, int, int]]]]
 """`[(topic, [(partition, offset, epoch of the batch before it, max bytes)])]`. With an epoch (else NO_EPOCH) the broker
@@ -119,7 +119,7 @@ def _read_partition(reader: FlexibleReader) -> tuple[int, FetchedPartition]:
         records = bytes(records)
     diverged_at = None
     if (tagged := reader.tagged_fields().get(DIVERGING_TAG)) is not None:
-        # The log was truncated below the fetched epoch (KIP-595).
+        # The broker's log does not contain the batch before the fetch offset any more (KIP-595).
         end_offset = _diverging.unpack_from(tagged)[1]
         diverged_at = end_offset if end_offset >= 0 else None
     return partition, FetchedPartition(code, high_watermark, stable, tuple(aborted), records, diverged_at)

@@ -56,7 +56,7 @@ class PrimitiveReader:
         """Read the version that a message begins with."""
         version = self.int16()
         if version < 0:
-            raise SerializationError(f"{self._description}: version {version}")
+            raise SerializationError(f"{self._description}: invalid version {version}")
         return version
 
     def int16(self) -> int:
@@ -73,7 +73,7 @@ class PrimitiveReader:
         length = self.int32()
         # Each item has at least one byte. A larger length is damaged, and must not run a long loop.
         if not -1 <= length <= len(self._data):
-            raise SerializationError(f"{self._description}: an array of {length} at byte {self._at - 4}")
+            raise SerializationError(f"{self._description}: invalid array length {length} at byte {self._at - 4}")
         return max(0, length)
 
     def string(self) -> str | None:

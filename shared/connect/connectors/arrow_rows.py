@@ -96,7 +96,7 @@ def table_of(records: list[SinkRecord]) -> Any:
 
 
 def columns_of_file(table: Any) -> Any:
-    """Return the table without columns that have only nulls, and without structs that have no fields: a Parquet file
+    """Return the table without columns of Arrow's null type, and without structs that have no fields: a Parquet file
     cannot have these structs. Raises NothingInIt if no column is left."""
     kinds = {field.name: _with_fields(field.type) for field in table.schema}
     kept = {name: kind for name, kind in kinds.items() if kind is not None and not pa.types.is_null(kind)}

@@ -146,7 +146,9 @@ class FileStreamSourceConnector(SourceConnector):
 
     async def alter_offsets(self, props: Props, offsets: list[tuple[Partition, Offset | None]]) -> bool:
         if not props.get("file"):
-            raise ConnectError("Offsets cannot be modified if the 'file' configuration is unspecified: standard input")
+            raise ConnectError(
+                "Offsets cannot be modified if the 'file' configuration is unspecified: standard input has none"
+            )
         for partition, offset in offsets:
             if offset is None:
                 continue

@@ -366,7 +366,9 @@ class HttpSourceConnector(SourceConnector):
         return (
             http_client_config()
             .define("topic", Type.STRING, NO_DEFAULT, HIGH, "Topic to write to.")
-            .define("poll.interval.ms", Type.INT, 60_000, MEDIUM, "Interval between requests.", at_least(1))
+            .define("poll.interval.ms", Type.INT, 60_000, MEDIUM,
+                    "Interval between requests. After a response that moves the offset, the next one follows at once.",
+                    at_least(1))
             .define("records.pointer", Type.STRING, "", MEDIUM,
                     "JSON pointer to the array of records in the response. Empty: the whole response.",
                     _validate_json_pointer)

@@ -101,7 +101,13 @@ class VerifiableSourceConnector(_PropsConnector, SourceConnector):
         return (
             ConfigDef()
             .define("topic", Type.STRING, NO_DEFAULT, Importance.HIGH, "Topic to write to.")
-            .define("throughput", Type.LONG, -1, Importance.MEDIUM, "Maximum number of records a second. -1: no limit.")
+            .define(
+                "throughput",
+                Type.LONG,
+                -1,
+                Importance.MEDIUM,
+                "Maximum number of records a second. 0 or -1: no limit.",
+            )
             .define("quiet", Type.BOOLEAN, False, Importance.LOW, "Whether the output to standard output is disabled.")
         )
 

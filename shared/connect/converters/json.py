@@ -53,7 +53,7 @@ NOT_AN_ENVELOPE = (
 NO_JSON = "Converting byte[] to Kafka Connect data failed due to serialization error: "
 """The reason in dead letters for bytes that are not JSON."""
 DECIMAL_DIGITS_MAX = 100_000
-"""The maximum of digits before or after the point: a short text such as 1E+999999999 would need all memory."""
+"""The maximum distance of a decimal's first digit from the point: 1E+999999999 as an integer would need all memory."""
 DEPTH_MAX = 200
 """The maximum depth of a schema; a deeper one is an error."""
 _TYPES = {kind.value: kind for kind in SchemaType}
@@ -297,7 +297,8 @@ def schema_to_envelope(schema: Schema | None, numeric_decimals: bool = False) ->
 def value_to_json(schema: Schema | None, value: Any, numeric_decimals: bool = False, replace_null: bool = True) -> Any:
     """Return a value as JSON, as in the payload of JsonConverter's envelope. `schema` is the value's schema.
 
-    With `numeric_decimals` decimals become JSON numbers. Raises DataError if `value` does not match `schema`.
+    With `numeric_decimals` decimals become JSON numbers. Raises DataError if `value` does not match `schema`. Fields
+    that a struct's schema lacks are dropped.
     """
     if schema is None:
         return _schemaless_to_json(value)
@@ -398,7 +399,7 @@ def _map_from_json(schema: Schema, json: Any, replace_null: bool) -> dict[Any, A
             (value_from_json(keys, key, replace_null), value_from_json(values, item, replace_null))
             for key, item in json
         )
-    raise DataError("a map must be a JSON object if its keys are text, otherwise an array of pairs")
+    raise DataError("a map must be a JSON object if its keys are strings, otherwise an array of pairs")
 
 
 def map_of_entries(entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:

@@ -129,7 +129,7 @@ class _NumberConverter(_Both):
             return self.schema, None
         if len(data) != self.form.size:
             raise DataError(
-                f"Failed to deserialize {self.schema.type.name}: {len(data)} bytes, where it has {self.form.size}"
+                f"Failed to deserialize {self.schema.type.name}: got {len(data)} bytes, expected {self.form.size}"
             )
         return self.schema, self.form.unpack(data)[0]
 

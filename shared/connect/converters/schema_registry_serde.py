@@ -65,7 +65,7 @@ def registry_config() -> ConfigDef:
         .define("schemas.cache.size", Type.INT, 1000, Importance.LOW,
                 "Maximum number of schemas in the cache.", at_least(1))
         .define("schema.registry.request.timeout.ms", Type.INT, 30_000, Importance.LOW,
-                "Maximum time of a request to the registry.", at_least(1))
+                "Maximum time of each step of a request: connect, send, and wait for data.", at_least(1))
     )  # fmt: skip
 
 

@@ -39,9 +39,10 @@ PARTITION_MAX = 2**31 - 1
 OFFSET_MAX = 2**63 - 1
 """Kafka's protocol has 32 bits for a partition, and 64 for an offset."""
 SETTLE_TRIES = 25
-"""How often the request is retried while a group without members is not empty yet."""
+"""How often a change is retried while the broker does not count a group without members as empty."""
 SETTLE_WAIT_MS = 200
-"""The interval of these retries. All of them together take longer than the brokers' delay."""
+"""The interval of these retries. Together they take longer than the default of the brokers' setting
+`group.initial.rebalance.delay.ms` (3 s)."""
 ALTERED = "The offsets for this connector have been altered successfully"
 RESET = "The offsets for this connector have been reset successfully"
 MAYBE_ALTERED = (

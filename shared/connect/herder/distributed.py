@@ -494,7 +494,7 @@ class DistributedHerder(BaseHerder):
         async def put_target_state() -> None:
             if name not in self.snapshot().configs:
                 raise self._unknown_connector(name)
-            # The tasks first, as in DistributedHerder.stopConnector: if the second write fails, a running connector
+            # The tasks first, as in Kafka Connect (stopConnector): if the second write fails, a running connector
             # without tasks is better than a stopped one with tasks.
             if target is TargetState.STOPPED:
                 await self._stores.configs.put_tasks(name, [])
@@ -807,8 +807,8 @@ class PendingChanges:
     def add(self, change: ConfigChange, offset: int) -> None:
         """Add a change, which the configs up to `offset` contain."""
         match change:
-            # As in DistributedHerder: a changed config restarts the connector where it runs. A new or removed
-            # connector, or a new set of tasks, must be assigned.
+            # As in Kafka Connect: a changed config restarts the connector where it runs. A new or removed connector, or
+            # a new set of tasks, must be assigned.
             case ConnectorChanged(connector, is_new=False):
                 self._changes.connectors.add(connector)
             case ConnectorChanged(connector):

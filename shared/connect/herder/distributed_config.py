@@ -23,7 +23,8 @@ from penstock.shared.connect.runtime.worker_config import WorkerConfig, worker_c
 from penstock.shared.connect.storage.kafka_based_log import LogTopic
 
 MANAGED_TOPIC_CONFIGS = ("cleanup.policy", "partitions", "replication.factor")
-"""Configs that `<store>.storage.<config>` must not set: the worker decides them, or they have their own setting."""
+"""Names for which `<store>.storage.<name>` is no config of the topic: the worker decides these, or they have their own
+setting."""
 
 
 def distributed_config() -> ConfigDef:

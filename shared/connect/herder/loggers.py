@@ -37,7 +37,7 @@ class Loggers:
         self._modified: dict[str, int] = {}
         """When a level was last set, by Python's name of the logger."""
         self.on_level: Callable[[str, str], None] = lambda _name, _level: None
-        """Called with each level that is set: the processes of tasks have their own loggers."""
+        """Called with each level that is set: the processes of connectors have their own loggers."""
 
     def levels(self) -> dict[str, dict[str, Any]]:
         """Return the levels of the root and of every logger with a level of its own, by name."""

@@ -259,7 +259,7 @@ class StandaloneHerder(BaseHerder):
         if name not in snapshot.configs:
             return
         await self._stores.configs.put_tasks(name, made)
-        # Unlike StandaloneHerder, which restarts all tasks: only tasks with new configs are restarted.
+        # Unlike Kafka Connect's StandaloneHerder, which restarts all tasks: only tasks with new configs are restarted.
         snapshot = self.snapshot()
         gone = set(self._running_tasks_of_connector(name)) - set(snapshot.tasks(name))
         await self._runner.stop(

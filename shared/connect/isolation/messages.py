@@ -46,7 +46,7 @@ from penstock.shared.connect.errors import (
 )
 
 LINE_BYTES_MAX = 16 * 1024 * 1024
-"""A longer message ends the process: configurations and traces are far below."""
+"""A longer message from the process ends it: configurations and traces are far below."""
 METRICS_MS = 500
 """How often a process sends its metrics. If none arrive for much longer, its event loop is blocked."""
 

@@ -82,7 +82,7 @@ def consumer_settings(props: Mapping[str, Any], **fixed: Any) -> ConsumerSetting
 
 
 def sink_group_id(connector: str, config: Mapping[str, str]) -> str:
-    """Return the `group.id` of the consumers of a sink connector's tasks. An empty override is none."""
+    """Return the `group.id` of the consumers of a sink connector's tasks. An empty override is ignored."""
     return config.get("consumer.override.group.id") or f"connect-{connector}"
 
 

@@ -118,7 +118,7 @@ def common_config() -> ConfigDef:
         "its own settings.",
         validate_unique_aliases, group=PREDICATES)
     common.add("config.action.reload", Type.STRING, "restart", LOW, "Reload Action", Width.MEDIUM,
-        "Action when a value from a config provider expires: restart the connector, or none.",
+        "Accepted for compatibility: values from config providers do not expire.",
         one_of("none", "restart", ignore_case=True))
     _define_error_handling(_Group(definition, ERRORS))
     return definition

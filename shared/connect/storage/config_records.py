@@ -84,7 +84,10 @@ class TaskCountRecord:
 
 @dataclass(frozen=True, slots=True)
 class RestartRequest:
-    """A request to restart a connector, optionally with its tasks, or only those that failed."""
+    """A request to restart a connector, and with `include_tasks` also its tasks.
+
+    With `only_failed`, only those of them that have failed are restarted.
+    """
 
     connector: str
     only_failed: bool

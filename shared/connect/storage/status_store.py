@@ -48,7 +48,7 @@ class StatusStore:
         """Read the existing statuses."""
 
     async def stop(self) -> None:
-        """Write the pending reports, then stop reading."""
+        """Write the pending reports, for `FLUSH_MS` at most, then stop reading. The other reports are dropped."""
 
     async def flush(self) -> None:
         """Return when all reports up to now are written, after `FLUSH_MS` at the latest."""

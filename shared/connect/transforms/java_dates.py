@@ -40,7 +40,10 @@ CENTURY_BEFORE_YEARS = 80
 
 
 class DatePattern:
-    """One Java date pattern. Raises ConfigError for an unknown pattern letter or an open quote."""
+    """One Java date pattern. `Y` is the calendar year, as `y`.
+
+    Raises ConfigError for an open quote and for an unsupported letter: also for Java's G, L, w, W and F.
+    """
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern

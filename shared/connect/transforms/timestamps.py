@@ -53,7 +53,7 @@ class _TimestampConverter(OnPart):
     """Converts a time in one field, or the whole key or value."""
 
     clock: ClassVar[Clock] = SYSTEM_CLOCK
-    """The clock by which years of two digits have their century."""
+    """The clock that determines the century of two-digit years."""
 
     @classmethod
     def config(cls) -> ConfigDef:

@@ -49,7 +49,7 @@ class DecodedBatch:
     inputs: list[list[Any]]
     """The values for each aggregation whose states are objects."""
     exceptional: list[int]
-    """The indexes, ascending, of records that would be rejected as single records, and so must be processed one by
+    """The indexes, ascending, of records that may be rejected as single records, and so must be processed one by
     one."""
     is_out: NDArray[np.bool_] | None = None
     """Marks the records that the operator chain has filtered out and those that it had no time for; None means that

@@ -60,7 +60,7 @@ class Idleness:
 def advance_idle_time(idle: Idleness, task: TaskContext, monotonic_ms: int, *, at_end: bool, tasks: int) -> None:
     """Advance a task's time if that is due, and send watermarks, if they are due, to its repartition topics.
 
-    `at_end` is only about source topics that other applications write. `tasks` is the number of the application's
+    `at_end` is only about source topics that are not repartition topics. `tasks` is the number of the application's
     tasks; each of them gets the watermarks.
     """
     # Repartition topics do not count, because behind them time follows watermarks.

@@ -36,10 +36,10 @@ INT, FLOAT, BOOL, TEXT = range(4)
 """The kinds of members."""
 
 INT_DIGITS_MAX = 18
-"""The digits of which an int64 holds any number."""
+"""An int64 holds every integer of up to this many digits."""
 
 FLOAT_DIGITS_MAX = 15
-"""The digits of which a float holds any integer."""
+"""A float holds every integer of up to this many digits exactly."""
 FRACTION_DIGITS_MAX = 22
 """The highest power of ten that is an exact float. So an integer divided by one is rounded once, and correctly."""
 

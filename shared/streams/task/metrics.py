@@ -16,7 +16,7 @@ class Totals:
 
     `rejected_at` describes three records: the last late, the last dead-lettered and the last skipped one. It has the
     source record's coordinates (topic-partition@offset), if there is a source record, and for an output the node, store
-    or window.
+    or window. A whole record of a repartition topic that is dead-lettered or skipped has its coordinates in that topic.
     """
 
     records: int = 0
@@ -58,12 +58,12 @@ class StreamTaskMetrics:
         self._time = gauge(
             registry,
             "streams_stream_time_seconds",
-            "Highest event time of a record that was taken, as Unix time.",
+            "The stream time of the task, as Unix time.",
             "partition",
         )
-        description = "The event time by which a store's windows are closed, as Unix time."
+        description = "The stream time of a store's operator, as Unix time."
         self._operator_time = gauge(registry, "streams_operator_time_seconds", description, "partition", "store")
-        description = "Windows in the stores; of sliding ones also those that are closed and kept."
+        description = "Rows in the stores: windows, also closed sliding ones that are kept; rows of tables and joins."
         self._open = gauge(registry, "streams_open_windows", description, "partition")
         self._own = own
         self.committed = Totals()
@@ -176,7 +176,7 @@ class RestoreMetrics:
             self._eta.labels(partition=partition).set(eta_ms / 1000)
 
     def restored(self, partition: int, milliseconds: int, records: int, foreign_records: int) -> None:
-        """Report a finished restore: its duration, the windows and records read, and those that were no entries."""
+        """Report a finished restore: its duration, the windows and records read, and the records of other writers."""
         self._seconds.labels(partition=partition).set(milliseconds / 1000)
         self._restored.labels(partition=partition).set(records)
         self._foreign.labels(partition=partition).inc(foreign_records)

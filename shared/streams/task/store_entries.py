@@ -86,8 +86,8 @@ def encode_window_store(store: WindowStore, number: int, epoch: int, commit: int
         head = ENVELOPE.pack(FORMAT_VERSION, operation, number, epoch, commit)
         return EntryColumns(of, _pack_window_values(head, bounds, states))
 
-    # F and D come before L. A key's closed session and its next live one may have the same start, and an F or D after
-    # the L would remove the live one.
+    # Finals and deletions come before live windows. A key's closed session and its next live one may have the same
+    # start, and a final or a deletion after the live one would remove it.
     parts: list[EntryColumns] = []
     if len(finals):
         bounds = [finals.starts, finals.ends, finals.closed_at]

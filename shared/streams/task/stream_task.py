@@ -7,7 +7,7 @@ transaction in this order, and then calls `commit_succeeded`. If it cannot write
 restored from the changelog.
 
 `process` takes records in batches. A batch is cut where a STREAM_TIME punctuation is due and around each rejected
-record. So the results are the same as those of the test driver, which processes single records. If an error occurs
+record. So the results are the same as if each record was processed alone. If an error occurs
 before a store has taken the record, all outputs of the record are dropped, and by default the record goes to the
 dead-letter topic. Behind a store only one output is dropped (`output_guard`). If neither is possible, the task fails
 and is never committed again, because the record is only half processed.
@@ -375,7 +375,7 @@ class StreamTask:
         self.stream_time_ms = mark.stream_time_ms
 
     def _mark_failed(self, subject: str, error: Exception) -> ProcessingFailed:
-        """Mark the task as failed, because it holds half of a change: it is not committed and takes no more records."""
+        """Mark the task as failed, because it holds half of a change: it is never committed again."""
         self.failed = self._processor_nodes.failure(subject, error)
         self.needs_commit = False
         return self.failed

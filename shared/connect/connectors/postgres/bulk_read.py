@@ -1,6 +1,6 @@
-"""Reads the result of one query in parts, through a cursor that can outlive its transaction.
+"""Reads the result of one query in batches, through a cursor that can outlive its transaction.
 
-While the transaction is open, it keeps a snapshot of the table, and Postgres cannot remove dead rows. If no part is
+While the transaction is open, it keeps a snapshot of the table, and Postgres cannot remove dead rows. If no batch is
 requested for `idle_ms` (the task is paused, or Kafka accepts no records), the transaction is committed. The cursor is
 WITH HOLD: at the commit Postgres stores the remaining rows in its own files, and reading continues from there.
 """

@@ -85,7 +85,7 @@ class TypeName(NamedTuple):
 
 
 class Attribute(NamedTuple):
-    """A column in the form of the driver's descriptions, for columns without one."""
+    """A column in the form of the driver's descriptions, for columns that the driver does not describe."""
 
     name: str
     type: TypeName

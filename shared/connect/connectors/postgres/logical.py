@@ -530,7 +530,8 @@ class LogicalReader:
 
     async def _make_replication_slot(self, connection: Any) -> None:
         # A new slot begins at the current end of the log, so the changes since the stored offset would be lost. Without
-        # a stored offset, a restarted task does not know that there was a slot before, unless slot.autocreate=false.
+        # a stored offset, a restarted task does not know that there was a slot before. It makes a new one, unless
+        # slot.autocreate=false.
         if self._was_read:
             raise ConnectError(
                 f"the replication slot {self._slot} is gone, and with it the changes since it was last read: reset the "

@@ -69,7 +69,8 @@ def sink_settings() -> ConfigDef:
                 "Source of the primary key: none, kafka (topic, partition, offset), record_key or record_value.",
                 one_of("none", "kafka", "record_key", "record_value"), group="Data Mapping", order=2)
         .define("pk.fields", Type.LIST, "", MEDIUM,
-                "Columns of the primary key. Empty: all fields of the key or value.",
+                "Columns of the primary key. Empty: all fields of the key or value, or with pk.mode=kafka "
+                "__connect_topic, __connect_partition and __connect_offset.",
                 group="Data Mapping", order=3)
         .define("fields.included", Type.LIST, "", MEDIUM, "Fields of the value to write. Empty: all.",
                 group="Data Mapping", order=4)

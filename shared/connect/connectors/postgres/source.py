@@ -1,7 +1,8 @@
 """The Postgres source: reads tables or a query repeatedly, or all changes from Postgres's log.
 
-`incrementing` finds new rows by a column that grows. `timestamp` finds new and changed rows. `timestamp+incrementing`
-finds both, and distinguishes rows with the same time. In these last two modes a row is read only when its time is
+`incrementing` finds new rows by a column that grows. It misses a row that is committed after a row with a higher value
+was read. `timestamp` finds new and changed rows. `timestamp+incrementing` finds both, and distinguishes rows with the
+same time. In these last two modes a row is read only when its time is
 `timestamp.delay.interval.ms` old, since a transaction that began earlier may still commit a row with an earlier time.
 Times without a zone are UTC.
 
@@ -65,7 +66,9 @@ def source_settings() -> ConfigDef:
                 "Columns of the record key. Empty: no key. With mode=logical, empty means the columns of the replica "
                 "identity, and no key under REPLICA IDENTITY FULL.",
                 group="Data", order=4)
-        .define("poll.interval.ms", Type.INT, 5_000, HIGH, "Interval between polls that find no new rows.", at_least(1),
+        .define("poll.interval.ms", Type.INT, 5_000, HIGH,
+                "Interval between polls that find no new rows. mode=bulk: interval between reads of all tables.",
+                at_least(1),
                 group="Data", order=5)
         .define("batch.max.rows", Type.INT, 2_000, LOW,
                 "Maximum number of rows of one poll. mode=timestamp also reads all rows with the last timestamp.",
@@ -88,7 +91,7 @@ def source_settings() -> ConfigDef:
                 "mode=logical: whether the record of a deleted row is a tombstone. false: its value is the old row.",
                 group="Logical decoding", order=4)
         .define("numeric.scale", Type.INT, 9, LOW,
-                "Number of digits after the decimal point in numeric columns.", at_least(0),
+                "Number of digits after the decimal point in numeric columns. Further digits are rounded.", at_least(0),
                 group="Data", order=8)
     )  # fmt: skip
 

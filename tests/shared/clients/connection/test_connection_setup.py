@@ -142,7 +142,7 @@ async def test_bootstrap_names_each_server_and_its_reason() -> None:
         with pytest.raises(BrokerNotAvailable, match=f"{first},127.0.0.1:{second}: .*broker") as caught:
             await Connection(settings(first, second, request_timeout_ms=400)).open()
         assert 0.3 < time.monotonic() - started < 3
-        assert f"127.0.0.1:{first}: not connected after" in str(caught.value)
+        assert f"127.0.0.1:{first}: no response after" in str(caught.value)
         assert f"127.0.0.1:{second}: the broker closed" in str(caught.value)
 
 
@@ -190,7 +190,7 @@ async def test_the_setup_timeout_bounds_a_connection() -> None:
         started = time.monotonic()
         assert not await client.ready(0)
         assert 0.09 < time.monotonic() - started < 2
-        assert str(client.connection_error(0, "here")) == f"here: 127.0.0.1:{port}: not connected after 100 ms"
+        assert str(client.connection_error(0, "here")) == f"here: 127.0.0.1:{port}: no response after 100 ms"
         with pytest.raises(kafka.NodeNotReadyError):
             await client.send(0, object())
         await client.close()

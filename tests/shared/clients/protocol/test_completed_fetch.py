@@ -206,8 +206,8 @@ def test_a_corrupt_batch() -> None:
     ("data", "why"),
     [
         (batch(b"a")[:40], "40 bytes"),
-        (struct.pack(">qi", 0, 3) + bytes(30), "a batch of 3 bytes"),
-        (struct.pack(">qi", 0, 20) + b"\0\0\0\0\x02" + bytes(40), "a batch of 20 bytes"),
+        (struct.pack(">qi", 0, 3) + bytes(30), "an impossible length of 3 bytes"),
+        (struct.pack(">qi", 0, 20) + b"\0\0\0\0\x02" + bytes(40), "an impossible length of 20 bytes"),
         (rewritten(batch(b"a" * 50, b"b")[:-9] + bytes(9), 0), "a batch cannot be read"),
         (rewritten(batch(b"a", b"b"), 0, attributes=5), "Unknown compression codec"),
     ],
