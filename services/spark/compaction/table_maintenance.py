@@ -44,6 +44,8 @@ FILE_BYTES = 128 * 1024 * 1024
 """The most bytes of files that OPTIMIZE merges into one, because the driver holds a merged file's rows in memory."""
 TOMBSTONE_RETENTION_HOURS = 7 * 24
 """Delta's default `delta.deletedFileRetentionDuration`: how long checkpoints keep the entries of removed files."""
+COMMITS_PER_APPEND = 4
+"""A compaction's commits of a `closed` table: its rows, the deletion of old windows, the start and end of VACUUM."""
 EXTRA_HISTORY_VERSIONS = 50  # read from a table's log beyond the compactions that a policy counts
 
 
@@ -123,9 +125,8 @@ class TableMaintenance:
 
     def _optimize_table(self, name: str, path: str, appends_max: int) -> bool:
         table = self._open_table(path)
-        if table is None or not is_optimize_due(
-            commit_history(table, appends_max + EXTRA_HISTORY_VERSIONS), appends_max
-        ):
+        versions = COMMITS_PER_APPEND * (appends_max + 1) + EXTRA_HISTORY_VERSIONS
+        if table is None or not is_optimize_due(commit_history(table, versions), appends_max):
             return False
         merged = optimize(table, name.partition("/")[0], self.settings.storage_options)
         self.log(f"{name}: {merged} files merged")

@@ -231,6 +231,23 @@ def test_optimize_fills_columns_that_older_files_lack(tmp_path: Path) -> None:
     assert [(row["n"], row["total"]) for row in rows] == [(1, None), (2, None)]
 
 
+def test_optimize_becomes_due_though_each_run_also_deletes_and_vacuums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention and VACUUM add three commits to each append. The history that is read still has enough appends."""
+    monkeypatch.setattr(table_maintenance, "EXTRA_HISTORY_VERSIONS", 0)
+    uri = str(tmp_path / "closed")
+    maintenance = TableMaintenance(CompactSettings(application="a", lake="lake"), str)
+    optimized = []
+    for nth in range(3):
+        append(uri, nth, 100 + nth)
+        DeltaTable(uri).delete(f"n = {nth}")
+        vacuum(DeltaTable(uri), 0)
+        optimized.append(maintenance._optimize_table("closed/x", uri, 2))
+    assert optimized == [False, False, True]
+    assert list(hours_of(uri).values()) == [[100, 101, 102]]
+
+
 def test_of_two_jobs_that_optimize_one_commits(tmp_path: Path) -> None:
     """The other raises CompactionConflict, and no row is lost or doubled."""
     uri = str(tmp_path / "closed")
