@@ -37,7 +37,7 @@ from penstock.shared.streams.changelog.format import decode_progress
 
 T = TypeVar("T")
 VACUUM_ENDED = "VACUUM END"
-"""The operation of a finished VACUUM in Delta's history."""
+"""In the history of `state`, the operation of a VACUUM that removed files, and the kind of our commit for any other."""
 OPTIMIZE = "OPTIMIZE"
 """The kind of our OPTIMIZE in a commit's metadata, and the operation of another engine's."""
 FILE_BYTES = 128 * 1024 * 1024
@@ -111,8 +111,9 @@ class TableMaintenance:
         if hours is not None and self.attempt("VACUUM", lambda: self._is_vacuum_due(state), False):
             # The history of `state` records the last VACUUM, so `state` comes last, after all other tables.
             vacuumed = True
-            for path in (*others.values(), state):
-                vacuumed &= self.attempt(f"VACUUM of {path}", partial(self._vacuum_table, path, hours), False)
+            steps = [(path, self._vacuum_table) for path in others.values()] + [(state, self._vacuum_state)]
+            for path, step in steps:
+                vacuumed &= self.attempt(f"VACUUM of {path}", partial(step, path, hours), False)
         return {"optimized_tables": optimized, "vacuumed": vacuumed}
 
     def _open_table(self, path: str) -> DeltaTable | None:
@@ -135,6 +136,15 @@ class TableMaintenance:
     def _vacuum_table(self, path: str, hours: int) -> bool:
         if (table := self._open_table(path)) is not None:
             vacuum(table, hours)
+        return True
+
+    def _vacuum_state(self, path: str, hours: int) -> bool:
+        if (table := self._open_table(path)) is not None:
+            before = table.version()
+            vacuum(table, hours)
+            # deltalake commits a VACUUM only if it removes files. Without a commit, the next one would be due at once.
+            if table.version() == before:
+                delta_writer.commit(table, (), (), {"kind": VACUUM_ENDED})
         return True
 
     def _delete_expired_windows(self, state: str, others: Mapping[str, str]) -> None:
@@ -193,7 +203,7 @@ def is_vacuum_due(history: Iterable[dict[str, Any]], every: int) -> bool:
     """
     compactions = 0
     for commit in history:
-        if commit["operation"] == VACUUM_ENDED:
+        if VACUUM_ENDED in (commit["operation"], commit.get("kind")):
             break
         compactions += commit.get("kind") == "compaction"
     return compactions >= every

@@ -307,6 +307,20 @@ def test_vacuum_removes_old_files_that_no_commit_names(tmp_path: Path) -> None:
     assert len(hours_of(uri)) == 1
 
 
+def test_a_vacuum_that_removes_nothing_counts(tmp_path: Path) -> None:
+    """deltalake commits a VACUUM only if it removes files. The next one is due as late as after any other."""
+    state = str(tmp_path / "state")
+    delta_writer.ensure_table(None, state, {}, PROGRESS, [], is_partitioned=False)
+    settings = CompactSettings(application="a", lake="lake", retention_hours=168, vacuum_every=3)
+    maintenance = TableMaintenance(settings, str)
+    vacuumed = []
+    for _ in range(7):
+        delta_writer.commit(DeltaTable(state), [], [], {"kind": "compaction"})
+        vacuumed.append(maintenance.maintain(state, {})["vacuumed"])
+    assert vacuumed == [False, False, True, False, False, True, False]
+    assert maintenance.failed.lines() == ()
+
+
 def test_late_records_are_kept_as_long_as_their_windows(tmp_path: Path) -> None:
     """A window that is longer than the retention may begin long before the limit and end after it."""
     count = (AggregationSchema.of("n", Count()),)
