@@ -4,15 +4,15 @@ An offset is stored as the version of a Delta transaction identifier (`appId`, h
 log. A writer knows the version that its last append left. If an append finds another version, another writer has taken
 over, and the append changes nothing.
 
-A column keeps its first type. A number is converted to the column's number type if its value stays the same. Nulls,
-empty lists and empty structs have no type of their own: they get the column's, and are left out if there is no such
-column. A time of day becomes a string, since Delta has no type for it. Any other difference in type is an error:
-Delta's own cast would, for example, truncate 1.5 to 1.
+A column keeps its first type. A number, also within a struct, list or map, is converted to the column's number type if
+its value stays the same. Nulls, empty lists and empty structs have no type of their own: they get the column's, and are
+left out if there is no such column. A time of day becomes a string, since Delta has no type for it. Any other
+difference in type is an error: Delta's own cast would, for example, truncate 1.5 to 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -122,7 +122,7 @@ def _append_to_table(
 
 
 def fitted(data: Any, schema: Any) -> Any:
-    """The Arrow table to append, with number columns cast to the number types of the Delta table's schema.
+    """The Arrow table to append, with numbers cast to the number types of the Delta table's schema.
 
     Nulls, empty lists and empty structs get the schema's type, or are left out. DataError names a column whose type or
     value does not fit the schema. Raises DataError also if no column is left.
@@ -132,46 +132,65 @@ def fitted(data: Any, schema: Any) -> Any:
     >>> fitted(pa.table({"n": [None], "list": [[]]}), pa.schema([("n", pa.int64())])).schema.types
     [DataType(int64)]
     """
-    data = _typed(data, schema)
-    for at, field in enumerate(data.schema):
-        kept = schema.field(field.name).type if field.name in schema.names else field.type
-        if _is_number_type(field.type) and _is_number_type(kept) and field.type != kept:
-            data = data.set_column(at, field.name, _cast_numbers(data.column(at), field.name, kept))
-        elif not _are_types_alike(field.type, kept):
-            raise DataError(f"column {field.name} is {kept}, and cannot have {field.type}")
-    return data
-
-
-def _cast_numbers(numbers: Any, name: str, kept: Any) -> Any:
-    """Return the numbers in the type `kept`. DataError names the column if that would change a number."""
-    try:
-        found = numbers.cast(kept)
-        # Arrow's cast rejects integers that change, but rounds fractions.
-        changed = pc.not_equal(found.cast(numbers.type), numbers)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
-        raise DataError(f"column {name} is {kept}: {e}") from None
-    if pa.types.is_floating(numbers.type):
-        changed = pc.and_not(changed, pc.is_nan(numbers))
-    if pc.any(changed).as_py():
-        number = numbers.filter(changed)[0].as_py()
-        raise DataError(f"column {name} is {kept}, and cannot have {number!r} of {numbers.type}")
-    return found
-
-
-def _typed(data: Any, schema: Any) -> Any:
     columns = {}
     for field in data.schema:
-        known = _known_type(field.type, schema.field(field.name).type if field.name in schema.names else None)
-        if known is not None:
-            columns[field.name] = data.column(field.name).cast(known)
+        kept = schema.field(field.name).type if field.name in schema.names else None
+        known = _known_type(field.type, kept)
+        if known is None:
+            continue
+        if kept is not None and not _are_types_alike(known, kept):
+            raise DataError(f"column {field.name} is {kept}, and cannot have {field.type}")
+        columns[field.name] = _cast(data.column(field.name), field.name, known)
     if not columns:
         raise DataError("the records have no values that are not null or empty")
     return pa.table(columns)
 
 
+def _cast(column: Any, name: str, known: Any) -> Any:
+    """Return the column in the type `known`. DataError names the column if that would change a number."""
+    try:
+        found = column.cast(known)
+        for before, after in _leaves(column, found):
+            _require_same_numbers(before, after, f"column {name} is {known}")
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
+        raise DataError(f"column {name} is {known}: {e}") from None
+    return found
+
+
+def _leaves(before: Any, after: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the values within a column that are not structs, lists or maps, before and after its cast."""
+    if before.type == after.type or pa.types.is_null(before.type):
+        return
+    if pa.types.is_map(after.type):
+        before, after = (
+            column.cast(pa.list_(pa.struct([("key", column.type.key_type), ("value", column.type.item_type)])))
+            for column in (before, after)
+        )
+    if pa.types.is_struct(after.type):
+        for name in {field.name for field in before.type} & {field.name for field in after.type}:
+            yield from _leaves(pc.struct_field(before, name), pc.struct_field(after, name))
+    elif _is_list_type(after.type):
+        yield from _leaves(pc.list_flatten(before), pc.list_flatten(after))
+    else:
+        yield before, after
+
+
+def _require_same_numbers(before: Any, after: Any, where: str) -> None:
+    """Raise DataError if a cast has changed numbers."""
+    if not _is_number_type(before.type):
+        return
+    # Arrow's cast rejects integers that change, but rounds fractions.
+    changed = pc.not_equal(after.cast(before.type), before)
+    if pa.types.is_floating(before.type):
+        changed = pc.and_not(changed, pc.is_nan(before))
+    if pc.any(changed).as_py():
+        number = before.filter(changed)[0].as_py()
+        raise DataError(f"{where}, and cannot have {number!r} of {before.type}")
+
+
 def _known_type(kind: Any, kept: Any) -> Any:
-    """Return the type `kind`, with the types of `kept` for nulls, and for the contents of empty lists and structs. A
-    time of day has the type of a string.
+    """Return the type `kind`, with the types of `kept` for numbers, for nulls, and for the contents of empty lists and
+    structs. A time of day has the type of a string.
 
     `kept` is the type in the table, or None if the table lacks the column. Nulls without a type in `kept` are left out.
     Returns None if nothing is left.
@@ -180,6 +199,10 @@ def _known_type(kind: Any, kept: Any) -> Any:
         return kept
     if pa.types.is_time(kind):
         return pa.string()
+    if kept is not None and _is_number_type(kind) and _is_number_type(kept):
+        return kept
+    if kept is not None and pa.types.is_map(kind) and pa.types.is_map(kept):
+        return pa.map_(_known_type(kind.key_type, kept.key_type), _known_type(kind.item_type, kept.item_type))
     if pa.types.is_struct(kind):
         others = {field.name: field.type for field in kept} if kept is not None and pa.types.is_struct(kept) else {}
         fields = [(field.name, _known_type(field.type, others.get(field.name))) for field in kind]

@@ -50,6 +50,9 @@ def test_a_commit_between_check_and_append_fences_the_writer(
         (pa.decimal128(4, 1), pa.array([0.25])),
         (pa.float64(), pa.array([Decimal("0.12345678901234567891")])),
         (pa.int8(), pa.array([300])),
+        (pa.list_(pa.float32()), pa.array([None, [], [1.5, 0.1]])),
+        (pa.struct([("x", pa.list_(pa.int64()))]), pa.array([None, {"x": [1.5]}])),
+        (pa.map_(pa.string(), pa.float32()), pa.array([[("x", 1e300)]], pa.map_(pa.string(), pa.float64()))),
     ],
 )
 def test_a_number_that_would_change_is_an_error(tmp_path: Path, kept: Any, numbers: Any) -> None:
@@ -67,3 +70,21 @@ def test_numbers_that_fit_are_converted(tmp_path: Path) -> None:
     append_once(str(tmp_path), pa.table({"n": [3]}), {"a": (2, 3)}, {})
     found = DeltaTable(str(tmp_path)).to_pyarrow_table().column("n").to_pylist()
     assert sorted(str(n) for n in found) == ["0.5", "1.25", "3.0", "None", "inf", "nan"]
+
+
+def test_numbers_within_values_are_converted(tmp_path: Path) -> None:
+    """JSON writers often write 52.0 as 52. So a flush may have only whole numbers where the table has fractions."""
+    counts = pa.map_(pa.string(), pa.float64())
+    first = {"pos": [{"lat": 52.5, "to": [{"n": 1}]}], "l": [[0.5]], "m": pa.array([[("x", 0.5)]], counts)}
+    then = {
+        "pos": [{"lat": 52, "to": [{"n": 2.0, "new": "x", "none": None}]}, None],
+        "l": [[1, None], []],
+        "m": pa.array([[("x", 1), ("y", None)], None], pa.map_(pa.string(), pa.int64())),
+    }
+    append_once(str(tmp_path), pa.table(first), {"a": (None, 1)}, {})
+    append_once(str(tmp_path), pa.table(then), {"a": (1, 2)}, {})
+    found = DeltaTable(str(tmp_path)).to_pyarrow_table()
+    (row,) = (row for row in found.to_pylist() if row["l"] == [1.0, None])
+    assert row["pos"] == {"lat": 52.0, "to": [{"n": 2, "new": "x"}]}
+    assert row["m"] == [("x", 1.0), ("y", None)]
+    assert [type(value) for value in (row["pos"]["lat"], row["l"][0], row["pos"]["to"][0]["n"])] == [float, float, int]
