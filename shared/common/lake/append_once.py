@@ -18,13 +18,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError, TableNotFoundError
+from deltalake.exceptions import DeltaError, SchemaMismatchError, TableNotFoundError
 
 from penstock.shared.common.errors import DataError, RetriableError, WriterFenced
 from penstock.shared.common.lake.delta_tables import one_line
 
 NO_VERSION = -1
 """The version of an application that starts again: a table cannot delete one."""
+_MISFITS = ("Schema error", "Invalid data found")
 
 
 def table_versions(uri: str, applications: list[str], options: Mapping[str, str]) -> dict[str, int]:
@@ -110,14 +111,14 @@ def _append_to_table(
             storage_options=dict(options),
             commit_properties=CommitProperties(app_transactions=transactions),
         )
-    except SchemaMismatchError as e:
-        raise DataError(f"{uri}: {one_line(e)}") from e
-    except (CommitFailedError, DeltaError, OSError) as e:
-        raise RetriableError(f"{uri}: {one_line(e)}") from e
     except Exception as e:
-        # Raised without a class of its own for a type that Delta lacks, and for names that differ only in their case.
-        if "Schema error" in str(e):
+        # 1. The data do not fit the table. deltalake has a class only for some of these errors. Its phrases for the
+        #    others mean a type that Delta lacks, names that differ only in their case, or a violated CHECK constraint.
+        if isinstance(e, SchemaMismatchError) or any(phrase in str(e) for phrase in _MISFITS):
             raise DataError(f"{uri}: {one_line(e)}") from e
+        # 2. The storage failed, or another commit conflicts.
+        if isinstance(e, DeltaError | OSError):
+            raise RetriableError(f"{uri}: {one_line(e)}") from e
         raise
 
 

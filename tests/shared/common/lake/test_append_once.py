@@ -88,3 +88,12 @@ def test_numbers_within_values_are_converted(tmp_path: Path) -> None:
     assert row["pos"] == {"lat": 52.0, "to": [{"n": 2, "new": "x"}]}
     assert row["m"] == [("x", 1.0), ("y", None)]
     assert [type(value) for value in (row["pos"]["lat"], row["l"][0], row["pos"]["to"][0]["n"])] == [float, float, int]
+
+
+def test_a_row_that_violates_a_constraint_is_an_error_of_the_data(tmp_path: Path) -> None:
+    """A retry would raise the same error, so it is no error of the storage. Nothing is appended."""
+    append_once(str(tmp_path), pa.table({"n": [1]}), {"a": (None, 1)}, {})
+    DeltaTable(str(tmp_path)).alter.add_constraint({"positive": "n > 0"})
+    with pytest.raises(DataError):
+        append_once(str(tmp_path), pa.table({"n": [2, -1]}), {"a": (1, 3)}, {})
+    assert rows_of(str(tmp_path)) == [1]
