@@ -18,10 +18,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import DeltaError, SchemaMismatchError, TableNotFoundError
+from deltalake.exceptions import DeltaError, SchemaMismatchError
 
 from penstock.shared.common.errors import DataError, RetriableError, WriterFenced
-from penstock.shared.common.lake.delta_tables import one_line
+from penstock.shared.common.lake.delta_tables import one_line, open_table
 
 NO_VERSION = -1
 """The version of an application that starts again: a table cannot delete one."""
@@ -30,12 +30,12 @@ _MISFITS = ("Schema error", "Invalid data found")
 
 def table_versions(uri: str, applications: list[str], options: Mapping[str, str]) -> dict[str, int]:
     """The versions of those of `applications` that the table knows; empty without a table. Raises RetriableError."""
-    return _versions_of(_open_table(uri, options), applications)
+    return _versions_of(open_table(uri, options), applications)
 
 
 def has_table(uri: str, options: Mapping[str, str]) -> bool:
     """Return whether there is a table. Raises RetriableError."""
-    return _open_table(uri, options) is not None
+    return open_table(uri, options) is not None
 
 
 def _versions_of(table: DeltaTable | None, applications: list[str]) -> dict[str, int]:
@@ -48,19 +48,10 @@ def set_table_versions(uri: str, versions: Mapping[str, int | None], options: Ma
 
     Does nothing if there is no table. Raises RetriableError if the storage fails or a concurrent commit conflicts.
     """
-    table = _open_table(uri, options)
+    table = open_table(uri, options)
     if table is not None:
         transactions = [Transaction(name, NO_VERSION if at is None else at) for name, at in versions.items()]
         _append_to_table(uri, table, _table_schema(table).empty_table(), transactions, options, None)
-
-
-def _open_table(uri: str, options: Mapping[str, str]) -> DeltaTable | None:
-    try:
-        return DeltaTable(uri, storage_options=dict(options))
-    except TableNotFoundError:
-        return None
-    except (DeltaError, OSError) as e:
-        raise RetriableError(f"{uri}: {one_line(e)}") from e
 
 
 def _table_schema(table: DeltaTable) -> Any:
@@ -82,7 +73,7 @@ def append_once(
     """
     # One load of the table for the check and the append: Delta then rejects the append if another commit has set one of
     # the versions since.
-    table = _open_table(uri, options)
+    table = open_table(uri, options)
     known = _versions_of(table, list(versions))
     for application, (before, _) in versions.items():
         if known.get(application) != before:

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from penstock.shared.common.errors import DataError, RetriableError, WriterFenced
 from penstock.shared.common.lake import append_once as of_append
 from penstock.shared.common.lake.append_once import append_once, table_versions
+from penstock.shared.common.lake.delta_tables import open_table
 
 
 def rows_of(uri: str) -> list[Any]:
@@ -28,11 +29,11 @@ def test_a_commit_between_check_and_append_fences_the_writer(
     uri = str(tmp_path)
     if not is_new:
         append_once(uri, pa.table({"n": [0]}), {"other": (None, 1)}, {})
-    loaded = of_append._open_table(uri, {})
+    loaded = open_table(uri, {})
     append_once(uri, pa.table({"n": [1, 2]}), {"a": (None, 2)}, {})
     late = (uri, pa.table({"n": [1]}), {"a": (None, 1)}, {})
     with monkeypatch.context() as patched:
-        patched.setattr(of_append, "_open_table", lambda *_: loaded)
+        patched.setattr(of_append, "open_table", lambda *_: loaded)
         with pytest.raises(RetriableError):
             append_once(*late)
     with pytest.raises(WriterFenced):
