@@ -22,6 +22,8 @@ _NO_CONNECTOR = "No FileSystem for scheme"
 _UNUSABLE = ("Mkdirs failed", "Permission denied", "AccessDenied", "No space left")
 _PENSTOCK_ERROR = re.compile(r"^(?:\w+\.)*errors\.(\w+): (.+)", re.MULTILINE)
 """The last line of a traceback from a Python worker that raised an error of Penstock."""
+_PYTHON_ERROR = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
+"""A traceback from a Python worker, with its last line as the group."""
 CAUSES_MAX = 20  # causes read of one error: some chains of causes are rings
 _CLASS_NAMES = re.compile(r"^(?:(?:[\w$]+\.)+[\w$]+(?:: |$))+")
 
@@ -70,14 +72,15 @@ def translated(error: Exception) -> PenstockError:
             f"lake: {last_cause(error)}. Folders and s3:// need no connector; for other storage add its Hadoop "
             "connector (spark.conf spark.jars.packages=…)"
         )
+    # The first message of a failed task names the failed task, the last one the reason. For Python code it is a
+    # traceback: the last line has the reason. If there are several, the last one is that of the raised error.
+    python_errors = _PYTHON_ERROR.findall(text)
+    cause_text = python_errors[-1] if python_errors else last_cause(error)
     if any(name in text for name in _UNUSABLE):
-        return SparkFailed(f"the lake, or Spark's scratch folder, cannot be used: {last_cause(error)}")
+        return SparkFailed(f"the lake, or Spark's scratch folder, cannot be used: {cause_text}")
     if isinstance(error, Py4JNetworkError | ConnectionError):
         return SparkFailed("Spark's JVM ended: it was killed or ran out of memory (spark.driver_memory)")
-    cause_text = last_cause(error)
-    # The first message of a failed task names the failed task, the last one the reason. For Python code the
-    # last message is only a traceback.
-    is_cause = _TASK_FAILED in text and not cause_text.startswith("Traceback")
+    is_cause = python_errors or _TASK_FAILED in text
     return SparkFailed(cause_text if is_cause else first_line(error))
 
 

@@ -52,16 +52,38 @@ def test_a_jvm_that_is_gone_is_said() -> None:
         assert "Spark's JVM ended" in str(translated(error))
 
 
-def test_a_task_that_failed_says_why() -> None:
-    """The message is the last cause, not the task and stage.
+ABORTED = "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times"
 
-    For Python code it is more than the head of the traceback.
-    """
-    aborted = "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times"
-    assert str(translated(Raised(aborted, "java.lang.RuntimeException: x is not a Parquet file"))) == (
+
+def test_a_task_that_failed_says_why() -> None:
+    """The message is the last cause, not the task and stage."""
+    assert str(translated(Raised(ABORTED, "java.lang.RuntimeException: x is not a Parquet file"))) == (
         "x is not a Parquet file"
     )
-    assert "Job aborted" in str(translated(Raised(aborted, "a.b.PythonException: Traceback (most recent call last):")))
+
+
+FRAMES = 'Traceback (most recent call last):\n  File "/w/worker.py", line 1, in main\n    process()\n    ~~~~~~~^^\n'
+CHAINED = f"{FRAMES}KeyError: 'a'\n\nDuring handling of the above exception, another exception occurred:\n\n{FRAMES}"
+JAVA = "\n\n\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:1)"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Raised(f"{ABORTED}: org.apache.spark.api.python.PythonException: {CHAINED}ValueError: bad{JAVA}"),
+        RuntimeError(f"\n  An exception was thrown from the Python worker.\n{CHAINED}ValueError: bad\n{JAVA}"),
+    ],
+)
+def test_a_task_whose_python_code_failed_says_why(error: Exception) -> None:
+    """The message is the last line of the last traceback."""
+    assert str(translated(error)) == "ValueError: bad"
+
+
+def test_a_folder_that_a_task_may_not_write_is_named() -> None:
+    """Python's error has the folder's name, the head of the traceback lacks it."""
+    denied = "PermissionError: [Errno 13] Permission denied: '/lake'"
+    error = translated(Raised(f"{ABORTED}: org.apache.spark.api.python.PythonException: {FRAMES}{denied}{JAVA}"))
+    assert str(error).endswith(f"cannot be used: {denied}")
 
 
 @pytest.mark.parametrize(
