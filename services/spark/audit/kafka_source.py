@@ -48,11 +48,13 @@ def java_client_properties(kafka: KafkaSettings) -> dict[str, str]:
         )
     if kafka.ssl_cafile is not None:
         properties |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(kafka.ssl_cafile)}
-    if kafka.ssl_certfile is not None and kafka.ssl_keyfile is not None:
+    if kafka.ssl_certfile is not None:
+        # Kafka's parser picks the certificates, and the key, from all blocks of a PEM text.
+        keyfile = kafka.ssl_keyfile or kafka.ssl_certfile
         properties["ssl.keystore.type"] = "PEM"
         try:
             properties["ssl.keystore.certificate.chain"] = kafka.ssl_certfile.read_text(encoding="utf-8")
-            properties["ssl.keystore.key"] = kafka.ssl_keyfile.read_text(encoding="utf-8")
+            properties["ssl.keystore.key"] = keyfile.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as e:
             raise ConfigError(f"kafka.ssl_certfile or kafka.ssl_keyfile cannot be read: {e}") from None
         if kafka.ssl_key_password is not None:

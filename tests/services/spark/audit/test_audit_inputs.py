@@ -69,6 +69,13 @@ def test_java_client_properties(tmp_path: Path) -> None:
     assert java_client_properties(KafkaSettings(bootstrap_servers="b:1"))["security.protocol"] == "PLAINTEXT"
 
 
+def test_a_certificate_file_may_have_the_key(tmp_path: Path) -> None:
+    """Without `ssl_keyfile` the key is read from the file of the certificate, as in Penstock's own clients."""
+    (tmp_path / "both").write_text("-- certificate and key --")
+    got = java_client_properties(KafkaSettings(security_protocol="SSL", ssl_certfile=tmp_path / "both"))
+    assert {got["ssl.keystore.certificate.chain"], got["ssl.keystore.key"]} == {"-- certificate and key --"}
+
+
 def test_without_offsets_to_read_no_job_counts_records() -> None:
     """Then the function needs no Spark session."""
     no_session: Any = None
