@@ -59,7 +59,7 @@ from penstock.services.spark.table_columns import CLOSED, INDEXED, LATE, STATE, 
 from penstock.services.spark.topic_offsets import TopicOffsets, changelog_offsets, run_with_timeout
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import ChangelogHole
-from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake import compaction_history, delta_tables
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.changelog.format import decode_progress
 from penstock.shared.streams.changelog.store_schema import StoreSchema, check_schema
@@ -70,9 +70,8 @@ T = TypeVar("T")
 Row = dict[str, Any]
 
 REWRITE_ROWS_MIN = 10_000  # rows added to a partition of `state` before a rewrite is worth its cost
-# The kinds of commits of `state`.
-COMPACTION = "compaction"
 REWRITE = "rewrite"
+"""The kind of a rewrite's commit of `state`."""
 PROGRESS_ROWS_MAX = 100  # progress rows of a partition that a rewrite keeps: a restored table continues at one of them
 REMEDY = (
     "Restore tables whose covered offsets the changelog still has, or start afresh (`penstock streams reset`, then "
@@ -345,7 +344,7 @@ class CompactionJob:
         entries = sum(one.entries for one in written.values())
         run = {
             "job": self.job,
-            "kind": COMPACTION,
+            "kind": compaction_history.COMPACTION,
             "started_at_ms": self._started_ms,
             "seconds": round(time.monotonic() - self._started, 3),
             "rows": live + deleted + rows[CLOSED] + rows[LATE],

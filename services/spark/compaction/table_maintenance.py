@@ -205,7 +205,7 @@ def is_vacuum_due(history: Iterable[dict[str, Any]], every: int) -> bool:
     for commit in history:
         if VACUUM_ENDED in (commit["operation"], commit.get("kind")):
             break
-        compactions += commit.get("kind") == "compaction"
+        compactions += commit.get("kind") == compaction_history.COMPACTION
     return compactions >= every
 
 
