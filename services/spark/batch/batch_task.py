@@ -60,7 +60,7 @@ from penstock.shared.streams.topology_loading import load_topology
 POLL_MS = 500
 POLL_RECORDS = 50_000
 FETCH_BYTES = 8 * 1024 * 1024  # of one fetch response: a task reads one partition, and large fetches are fewer
-IDLE_MS_MAX = 60_000  # without a record and without progress for this long before the end offset, a task fails
+IDLE_MS_MAX = 60_000  # after waiting for records for this long without progress before the end offset, a task fails
 STABLE_POLL_S = 0.01
 STABLE_MS_MAX = 10_000  # for the markers of the last transaction, which are written after the commit's response
 
@@ -277,23 +277,26 @@ class PartitionBatch:
             self._task_factory.start(task, {})
             inputs = TaskInputs(task, self._topology)
             left = {topic: ends[topic] - task.sources[topic] for topic in partitions}
-            moved_ms = SYSTEM_CLOCK.monotonic_ms()
+            idle_ms = 0
             while any(lag > 0 for lag in left.values()):
                 _pause_topics_at_end(consumer, partitions, left, inputs)
-                for at, columns in (await consumer.poll(POLL_MS, reads)).items():
+                polled_ms = SYSTEM_CLOCK.monotonic_ms()
+                polled = await consumer.poll(POLL_MS, reads)
+                # Only this wait counts. Nothing is fetched while a topology processes records, which may take long.
+                idle_ms += SYSTEM_CLOCK.monotonic_ms() - polled_ms
+                for at, columns in polled.items():
                     # A poll may return records after the planned end. They belong to the next batch.
                     before_end = columns[: int(np.searchsorted(columns.offsets, ends[at.topic]))]
                     inputs.add(before_end)
                     self._count_records(before_end)
                 before = left
-                now_ms = SYSTEM_CLOCK.monotonic_ms()
                 left = {topic: ends[topic] - _source_position(consumer, at, task) for topic, at in partitions.items()}
                 inputs.process(SYSTEM_CLOCK.now_ms(), {topic: max(0, lag) for topic, lag in left.items()})
                 if left != before:
-                    moved_ms = now_ms
+                    idle_ms = 0
                 # The planned end is at most the last stable offset, so no open transaction precedes it and records
                 # must arrive.
-                elif now_ms - moved_ms > IDLE_MS_MAX:
+                elif idle_ms > IDLE_MS_MAX:
                     raise KafkaTimeout(
                         f"partition {self._partition}: no record came for {IDLE_MS_MAX} ms; still to read: {left}"
                     )

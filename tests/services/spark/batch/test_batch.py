@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from prometheus_client import CollectorRegistry
 
 from penstock.services.spark.batch import batch, batch_task
 from penstock.services.spark.batch.batch import (
@@ -29,13 +30,15 @@ from penstock.services.spark.batch.batch_task import (
 from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.compaction.compact import CompactionReport
 from penstock.services.spark.topic_offsets import TopicOffsets
-from penstock.shared.common.errors import ConfigError, OffsetOutOfRange, SourceOffsetsMissing
+from penstock.shared.common.errors import ConfigError, KafkaTimeout, OffsetOutOfRange, SourceOffsetsMissing
+from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import BatchInput, Progress
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.task.metrics import Totals
 from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.testing.manual_clock import ManualClock
 
 
 def progress(**given: Any) -> Progress:
@@ -175,6 +178,79 @@ async def test_source_records_are_deleted_while_a_task_reads_them(monkeypatch: p
     error = result.failure.to_error("partition 3: ")
     assert type(error) is SourceOffsetsMissing
     assert "in-3: offset 5" in str(error)
+
+
+class Polls:
+    """A consumer of `in-0` that returns the next of these results each time it is polled. A poll takes 500 ms."""
+
+    def __init__(self, clock: ManualClock, results: list[list[int]]) -> None:
+        self._clock = clock
+        self._results = results
+        self._position: int | None = None
+
+    async def __aenter__(self) -> Polls:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    def assign(self, partitions: object) -> None:
+        pass
+
+    def seek(self, at: TopicPartition, offset: int) -> None:
+        self._position = offset
+
+    def paused(self) -> set[TopicPartition]:
+        return set()
+
+    def known_position(self, at: TopicPartition) -> int | None:
+        return self._position
+
+    async def poll(self, timeout_ms: int, max_records: int) -> dict[TopicPartition, Columns]:
+        self._clock.advance(timeout_ms)
+        offsets = self._results.pop(0)
+        if not offsets:
+            return {}
+        self._position = offsets[-1] + 1
+        return {TopicPartition("in", 0): Columns.of([ConsumerRecord("in", 0, n, n, b"k", b"{}") for n in offsets])}
+
+
+@pytest.mark.parametrize(("empty_polls", "is_too_many"), [(1, False), (120, False), (121, True)])
+async def test_only_time_that_a_task_waits_for_records_is_limited(
+    monkeypatch: pytest.MonkeyPatch, empty_polls: int, is_too_many: bool
+) -> None:
+    """The user's code takes longer than the limit for each record. Polls without records together may reach it."""
+    clock = ManualClock()
+    builder = StreamsBuilder()
+    builder.stream("in").peek(lambda record: clock.advance(2 * batch_task.IDLE_MS_MAX)).to("out")
+    of = object.__new__(batch_task.PartitionBatch)
+    of._options = cast(Any, SimpleNamespace(commit_records=10, commit_bytes=1_000, kafka=KafkaSettings()))
+    of._streams = cast(Any, SimpleNamespace(application_id="app"))
+    of._registry = CollectorRegistry()
+    of._partition = of._records = of._bytes = of._read = 0
+    of._topology = builder.build()
+    of._task = StreamTask(of._topology, 0, application="app")
+    of._task.sources = {"in": 0}
+    of._task_factory = cast(Any, SimpleNamespace(start=lambda started, tables: started.initialize(0)))
+    polls = Polls(clock, [[0], *[[]] * empty_polls, [1]])
+    committed = list[int]()
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    async def commit() -> None:
+        committed.append(of._task.sources["in"])
+
+    monkeypatch.setattr(of, "_commit_task", commit)
+    monkeypatch.setattr(batch_task, "SYSTEM_CLOCK", clock)
+    monkeypatch.setattr(batch_task, "Consumer", lambda *_: polls)
+    monkeypatch.setattr(batch_task, "SourcePositions", lambda *_: SimpleNamespace(find=nothing))
+    if is_too_many:
+        with pytest.raises(KafkaTimeout, match="still to read"):
+            await of.read_topics({"in": 2})
+    else:
+        await of.read_topics({"in": 2})
+    assert committed == ([] if is_too_many else [2])
 
 
 def task() -> StreamTask:
