@@ -552,10 +552,12 @@ class StreamTask:
 
     def commit_succeeded(self, position: CommitPosition | None = None) -> None:
         """Confirm that the prepared commit is durable, at this position of the changelog; state on disk records it."""
-        self._committing = False
         if self.local is not None:
             assert position is not None
             self.local.confirm(self.epoch, position)
+        # Only now, because another commit after a failed `confirm` would put a checkpoint over rows that are not on
+        # disk.
+        self._committing = False
         self.metrics.commit_succeeded(self._closing)
         self._closing = 0
 

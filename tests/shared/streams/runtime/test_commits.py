@@ -40,6 +40,7 @@ from penstock.shared.streams.runtime.task_commits import TaskCommits
 from penstock.shared.streams.runtime.worker_tasks import OwnedTask
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import CommitPosition
+from penstock.shared.streams.state.local_state import CommitOffsetUnknown
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
@@ -151,6 +152,39 @@ async def test_what_is_on_disk_goes_with_its_log(tmp_path: Path) -> None:
     again = state.state_of(0)
     assert again.checkpoint is None
     again.close()
+
+
+class OffsetLost:
+    """A changelog partition whose broker does not return the offset of a commit."""
+
+    topic_partition = TopicPartition("app-changelog", 0)
+
+    async def commit(self, commit: object, group: GroupMetadata) -> CommitPosition:
+        return CommitPosition("id", 0, 0)
+
+    async def close(self, timeout_ms: float | None = None) -> None:
+        pass
+
+
+async def test_a_task_whose_commit_is_not_on_disk_is_not_committed_again(tmp_path: Path) -> None:
+    """If a commit cannot be confirmed on disk, the last commit of a shutdown leaves the task out. Its checkpoint would
+    cover rows that were never written."""
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+    builder, changelog, member = StreamsBuilder(), OffsetLost(), Member()
+    builder.table("users")
+    owned = OwnedTask(changelog)  # type: ignore[arg-type]
+    owned.local = state.state_of(0)
+    task = StreamTask(builder.build(), 0, application="app", local=owned.local)
+    owned.begin(task, StreamsSettings())
+    task.initialize(0)
+    task.process(Columns.of([ConsumerRecord("users", 0, 0, 5, b"ann", b"{}")]), 0)
+    commits = TaskCommits(StreamsSettings(), SYSTEM_CLOCK, CollectorRegistry())
+    with pytest.raises(CommitOffsetUnknown):
+        await commits._write_commit(owned, task, task.prepare_commit(0), member)  # type: ignore[arg-type]
+    task.process(Columns.of([ConsumerRecord("users", 0, 1, 6, b"bob", b"{}")]), 0)
+    assert commits.prepare([owned]) == []
+    assert task.needs_commit
+    await owned.close()
 
 
 TOPIC = "clicks"
