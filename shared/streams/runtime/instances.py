@@ -32,7 +32,7 @@ from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
-from penstock.shared.common.errors import PenstockError, RetriableError
+from penstock.shared.common.errors import DeliveryTimeout, PenstockError, RetriableError
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import TopicPartition
@@ -221,7 +221,8 @@ class InstanceRegistry:
         while True:
             try:
                 await self._run_once()
-            except RetriableError as e:
+            # A record that expires in an outage fails with DeliveryTimeout, which is not retriable.
+            except (RetriableError, DeliveryTimeout) as e:
                 log.warning("the topic of instances cannot be used, trying again", reason=str(e))
                 self.failed = str(e)
                 await asyncio.sleep(RETRY_MS / 1000)

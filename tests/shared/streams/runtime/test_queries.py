@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError, DeliveryTimeout
 from penstock.shared.common.row_positions import RowPosition
+from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder, WindowedGroup
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.runtime.instances import (
     FORGET_MS,
+    RETRY_MS,
     Claim,
+    InstanceRegistry,
     Instances,
     Registration,
     encode_registration,
@@ -30,6 +34,7 @@ from penstock.shared.streams.runtime.queries import (
 )
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests import virtual_time
 
 KINDS = ("session", "tumbling", "sliding")
 
@@ -380,3 +385,28 @@ def test_a_killed_instances_record_is_removed_once_others_have_its_partitions() 
     assert made.expired(FORGET_MS, []) == [A]
     assert made.expired(FORGET_MS, [A]) == []
     assert "http://b" in repr(made)
+
+
+class Unreachable(InstanceRegistry):
+    """A registry whose first record is not acknowledged in time."""
+
+    tries = 0
+
+    async def _run_once(self) -> None:
+        self.tries += 1
+        if self.tries == 1:
+            raise DeliveryTimeout("not acknowledged within 120000 ms")
+        await asyncio.Event().wait()
+
+
+def test_a_registration_that_was_not_acknowledged_is_tried_again() -> None:
+    """A registration that expires in a long outage is sent again after a wait."""
+
+    async def outage() -> int:
+        registry = Unreachable(KafkaSettings(), "app-instances", 1, lambda: Registration("a"))
+        running = asyncio.create_task(registry.run(A))
+        await virtual_time.let_pass(2 * RETRY_MS / 1000)
+        running.cancel()
+        return registry.tries
+
+    assert virtual_time.run(outage()) == 2
