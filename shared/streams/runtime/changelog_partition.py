@@ -248,6 +248,9 @@ class ChangelogPartition:
             else:
                 restoring.report.milliseconds = self._clock.monotonic_ms() - started
                 return restoring.task, restoring.report
+            finally:
+                if self._metrics is not None:
+                    self._metrics.remove_progress(self.topic_partition.partition)
         raise ChangelogHole(f"{self.topic_partition}: no restore finished in {SNAPSHOT_ATTEMPTS_MAX} attempts")
 
     async def commit(self, commit: TaskCommit, group: GroupMetadata) -> CommitPosition:

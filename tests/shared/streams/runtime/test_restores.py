@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,34 @@ def test_gauges_while_it_runs() -> None:
     assert (shown("remaining_records"), shown("eta_seconds")) == (1_000, None)
     progress.moved(250, 1_000, now_ms=500)
     assert (shown("remaining_records"), shown("records_per_second"), shown("eta_seconds")) == (750, 500, 1.5)
+
+
+@pytest.mark.parametrize("error", [None, SchemaMismatch("another topology"), asyncio.CancelledError()])
+async def test_gauges_end_with_the_restore(monkeypatch: pytest.MonkeyPatch, error: BaseException | None) -> None:
+    """After the end of a restore, which may have failed or been cancelled, no metric says that it is still running."""
+    registry, shown = CollectorRegistry(), []
+
+    def gauges() -> list[str]:
+        kinds = ("remaining_records", "records_per_second", "eta_seconds")
+        names = [f"penstock_streams_restore_{kind}" for kind in kinds]
+        return [name for name in names if registry.get_sample_value(name, {"partition": "3"}) is not None]
+
+    async def restore(self: ChangelogPartition, restoring: PartitionRestore) -> None:
+        restoring.progress.moved(0, 1_000, now_ms=0)
+        restoring.progress.moved(250, 1_000, now_ms=500)
+        shown.extend(gauges())
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(ChangelogPartition, "_restore_stores", restore)
+    builder = StreamsBuilder()
+    builder.stream("in").to("out")
+    task = StreamTask(builder.build(), 3, application="app")
+    settings, metrics = StreamsSettings(application_id="app"), RestoreMetrics(registry)
+    changelog = ChangelogPartition(KafkaSettings(), settings, 3, "here", ManualClock(0), metrics=metrics)
+    with nullcontext() if error is None else pytest.raises(type(error)):
+        await changelog.take_over(lambda: task)
+    assert (len(shown), gauges()) == (3, [])
 
 
 def test_a_long_restore_logs_once_an_interval() -> None:
