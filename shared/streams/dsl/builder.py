@@ -43,6 +43,7 @@ from penstock.shared.streams.dsl.topology_validation import (
     require_aggregation,
     require_groupable,
     require_key_type,
+    require_known_stores,
     require_name,
     require_no_loops,
     require_one_type,
@@ -302,13 +303,15 @@ class StreamsBuilder:
         """Return the topology.
 
         Raises ConfigError if it has no source node (a global table has none), if a windowed aggregate has neither
-        `on_close` nor `on_update`, or if records would be written back to their topic.
+        `on_close` nor `on_update`, if a processor names an unknown store, or if records would be written back to their
+        topic.
         """
         if not self._topology.nodes:
             raise ConfigError("topology: no stream was defined")
         if self._without_emission:
             name = next(iter(self._without_emission))
             raise ConfigError(f"aggregate({name!r}): say when to forward its results: .on_close() or .on_update()")
+        require_known_stores(self._topology)
         require_no_loops(self._topology)
         return self._topology
 

@@ -17,7 +17,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.topic_names import TOPIC_NAME_MAX, is_topic_name
 from penstock.shared.streams.aggregations.aggregation import Aggregation
 from penstock.shared.streams.dsl.stream_traits import StreamTraits
-from penstock.shared.streams.topology import KeyType, SinkNode, SourceNode, Topology
+from penstock.shared.streams.topology import KeyType, ProcessorNode, SinkNode, SourceNode, Topology
 from penstock.shared.streams.user_code import SHOWN_MAX, require_plain_methods
 
 AGGREGATION_METHODS = ("initial", "add", "add_at", "merge", "to_columns", "from_columns", "result")
@@ -87,6 +87,17 @@ def require_one_type(operation: str, traits: StreamTraits) -> None:
             f"{operation}: the merged streams have values of different types ({', '.join(traits.mixed)}), and no state "
             "or topic between can hold both; map_values(..., value=...) before merge() makes them one type"
         )
+
+
+def require_known_stores(topology: Topology) -> None:
+    """Raise ConfigError if a user's processor names a store that the topology lacks."""
+    for node in topology.nodes.values():
+        for store in node.stores if isinstance(node, ProcessorNode) else ():
+            if store not in topology.stores:
+                raise ConfigError(
+                    f"process: {node.name!r} uses the store {store!r}, which was not added; a global table must be "
+                    "added before its processors"
+                )
 
 
 def require_no_loops(topology: Topology) -> None:

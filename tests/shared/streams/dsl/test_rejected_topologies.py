@@ -295,6 +295,26 @@ def test_a_processor_name_is_taken_once() -> None:
         stream.process(lambda: _never(), name="mine")
 
 
+@pytest.mark.parametrize("operation", ["process", "process_values"])
+def test_a_processor_uses_stores_that_were_added(operation: str) -> None:
+    """`build` rejects a processor that names an unknown store. A store may be added after its processor."""
+    builder = StreamsBuilder()
+    getattr(clicks(builder), operation)(lambda: _never(), "counts", name="mine")
+    with pytest.raises(ConfigError, match=r"'mine'.*'counts'"):
+        builder.build()
+    builder.add_store("counts")
+    assert builder.build().stores.keys() == {"counts"}
+
+
+def test_a_global_table_comes_before_its_processor() -> None:
+    """A processor knows only the global tables that were added before it; `build` rejects later ones."""
+    builder = StreamsBuilder()
+    clicks(builder).process(lambda: _never(), "airports", name="mine")
+    builder.global_table("airports")
+    with pytest.raises(ConfigError, match=r"'mine'.*'airports'.*before"):
+        builder.build()
+
+
 def _never() -> Any:
     raise AssertionError("a topology makes no processors")
 
