@@ -1,6 +1,6 @@
 """Stores whose rows are on disk; each keeps the keys in use in an in-memory store.
 
-When a key is used, all its rows are fetched into the in-memory store. That store makes the changes of a commit and
+When a task uses a key, all its rows are fetched into the in-memory store. That store makes the changes of a commit and
 closes due windows. Only succeeded commits are written to disk, so a changed key stays in memory until its commit has
 succeeded. Afterwards it may be evicted, when the stores of an instance exceed their memory; the least recently used key
 goes first. Due windows are found by the index on disk, and fetched before they are closed. So results are the same as
@@ -153,9 +153,15 @@ class PersistentStore(ABC, Generic[CacheT]):
         return list(self._cache.rows()), self._rows_not_in_memory(self._rows.all(after), frozenset(self._loaded))
 
     def rows_of(self, key: Any) -> Iterable[Any]:
-        """Return the key's live rows in order of start."""
-        self._fetch_key_rows(key)
-        return self._cache.rows_of(key)
+        """Return the key's live rows in order of start. A key that is not in memory stays on disk.
+
+        Queries use this. Keys are evicted only after a commit, so queries of a task that does not commit would fill the
+        memory.
+        """
+        if key in self._loaded:
+            return self._cache.rows_of(key)
+        found = self._rows.of(raw_key(key))
+        return [self._row_from_disk(key, start, row.end, self._codec.unpack(row.state)) for start, row in found]
 
     def committed(self) -> None:
         """Mark the changes as prepared; they stay in memory until the commit is confirmed."""
@@ -319,6 +325,13 @@ class PersistentAggregateStore(PersistentWindowStore, AggregateRows):
 
     def _fetch_batch_rows(self, keys: Iterable[bytes], time_ms: int) -> None:
         self.fetch_ahead(keys)
+
+    def get(self, key: Any) -> dict[str, Any] | None:
+        """As `AggregateStore.get`; the key is in memory afterwards."""
+        own = self._key_in_store_type(key)
+        if isinstance(own, str | bytes):
+            self._fetch_key_rows(own)
+        return super().get(key)
 
     def _key_in_store_type(self, key: Any) -> Any:
         return self._codec.own_key(key)

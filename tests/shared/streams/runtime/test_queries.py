@@ -238,6 +238,27 @@ def test_bytes_as_keys() -> None:
         read_store(tasks, "s", StoreQuery(key=b"\xff"))
 
 
+@pytest.mark.parametrize("kind", ["session", "table", "aggregate"])
+def test_a_key_that_is_queried_stays_on_disk(kind: str, tmp_path: Path) -> None:
+    """A query of a key reads its rows from the disk, and keeps neither them nor a missing key in memory."""
+    builder = StreamsBuilder()
+    if kind == "table":
+        builder.table("in", name="s")
+    elif kind == "aggregate":
+        builder.stream("in").group_by_key().aggregate("s", n=Count())
+    else:
+        windowed(kind, builder).aggregate("s", n=Count()).on_close().to("out")
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=8 * 1024 * 1024, cache_bytes_max=0)
+    driver = TopologyTestDriver(builder.build(), state=state)
+    for at in (5, 40):
+        driver.pipe("in", key=b"ann", value=b'{"x":1}', timestamp=at)
+    used = state.budget.bytes_used
+    found = [read_store({0: driver.task}, "s", StoreQuery(key=key)).rows for key in ("ann", "ann", "bob")]
+    assert (state.budget.bytes_used, found[1], found[2]) == (used, found[0], [])
+    assert [row.get("start") for row in found[0]] == ([5, 40] if kind == "session" else [None])
+    driver.close()
+
+
 @pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("kind", ["session", "tumbling", "table"])
 def test_a_store_is_walked_in_slices(kind: str, on_disk: bool, tmp_path: Path) -> None:
