@@ -34,6 +34,11 @@ class RepeatedFailure:
         return f"<RepeatedFailure {self._failures} in a row>"
 
     @property
+    def failures(self) -> int:
+        """The number of failures in a row."""
+        return self._failures
+
+    @property
     def is_failing(self) -> bool:
         """Whether the last try failed."""
         return self._failures > 0

@@ -14,6 +14,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import RetriableError
 from penstock.shared.common.log import get_logger
@@ -28,6 +29,8 @@ from penstock.shared.streams.state.local_restore import Overtaken
 log = get_logger(__name__)
 
 RETRY_MS = 2_000
+RESTART_BACKOFF = ExponentialBackoff(2_000, 60_000)
+"""The waits before a standby that failed begins again."""
 WRITE_MS = 1_000
 """The interval at which read changes are written to disk, for state on disk."""
 
@@ -157,10 +160,13 @@ class Standbys:
                 await asyncio.sleep(RETRY_MS / 1000)
             except Exception as e:
                 # No error of a standby may affect the tasks that run here.
-                log.error("a standby starts again", partition=standby.partition, reason=f"{type(e).__name__}: {e}")
+                if (times := standby.failing.failed(self._clock.monotonic_ms())) is not None:
+                    reason = f"{type(e).__name__}: {e}"
+                    log.error("a standby starts again", partition=standby.partition, **times, reason=reason)
                 standby.failed = str(e)
                 self._drop_restored_state(standby)
-                await asyncio.sleep(RETRY_MS / 1000)
+                # The error may last, and each start may read a whole snapshot.
+                await asyncio.sleep(RESTART_BACKOFF.wait_ms(standby.failing.failures) / 1000)
 
     def _drop_restored_state(self, standby: Standby) -> None:
         _close_standby_state(standby.restoring)

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, GroupMember
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.clients.protocol.consumer_protocol import Subscription, decode_generation
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import InconsistentGroupProtocol
+from penstock.shared.common.errors import InconsistentGroupProtocol, SchemaMismatch
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
@@ -29,12 +30,13 @@ from penstock.shared.streams.runtime.standby_assignor import (
     assign_standbys,
     standing_partitions_of,
 )
-from penstock.shared.streams.runtime.standbys import Standbys
+from penstock.shared.streams.runtime.standbys import Standby, Standbys
 from penstock.shared.streams.runtime.stream_task_factory import StreamTaskFactory
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.fake_broker import FakeCluster
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests import virtual_time
 
 CHANGELOG = "app-changelog"
 PARTITIONS = 3
@@ -145,6 +147,36 @@ async def test_a_standby_that_read_nothing_hands_over_nothing() -> None:
         assert one.shown() == [(2, "catching up", 0)]
         handed: Any = await one.standbys.hand_over(2)
         assert handed is None
+
+
+class Unreadable(Standbys):
+    """Standbys that cannot read any changelog; `tries` has the times in s."""
+
+    def __init__(self) -> None:
+        settings, registry, clock = StreamsSettings(application_id="app"), CollectorRegistry(), virtual_time.LoopClock()
+        task_factory = StreamTaskFactory(settings, topology(), clock, registry)
+        super().__init__(KafkaSettings(), settings, task_factory, clock, registry)
+        self.tries: list[float] = []
+
+    async def _read_changelog(self, standby: Standby) -> None:
+        self.tries.append(asyncio.get_running_loop().time())
+        raise SchemaMismatch("the changelog has an aggregation that this topology lacks")
+
+
+def test_a_standby_that_always_fails_starts_again_less_and_less_often() -> None:
+    """The wait before each new start doubles up to a minute, and not every failure is logged."""
+
+    async def failures() -> list[float]:
+        standbys = Unreadable()
+        await standbys.stand_by([0])
+        await virtual_time.let_pass(200)
+        assert standbys.describe()[0]["state"] == "failed"
+        await standbys.close()
+        return standbys.tries
+
+    with capture_logs() as logged:
+        assert virtual_time.run(failures()) == [0, 2, 6, 14, 30, 62, 122, 182]
+    assert [line.get("failures") for line in logged] == [None, 4, 6, 7]
 
 
 def assignor(strategy: str = "cooperative-sticky", replicas: int = 1, *warm: int) -> StreamsAssignor:
