@@ -347,6 +347,7 @@ class SourcePositions:
         wanted = list(partitions)
         async with Admin(self._kafka, timeout_ms=LOOKUP_TIMEOUT_MS) as admin:
             described = await admin.describe_topics({at.topic for at in wanted})
+            # The consumer's end is the last stable offset. A group's offset may be in an open transaction after it.
+            end = await admin.list_offsets(dict.fromkeys(wanted, "latest"))
         first = await consumer.beginning_offsets(wanted)
-        end = await consumer.end_offsets(wanted)
         return {at: PartitionExtent(described[at.topic].topic_id, first[at], end[at]) for at in wanted}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import KafkaTimeout, SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -25,6 +26,7 @@ from penstock.shared.streams.runtime.source_positions import (
     GroupAhead,
     OnMissing,
     PartitionExtent,
+    SourcePositions,
     StartPosition,
     ahead_of,
     committed_position,
@@ -332,6 +334,25 @@ def test_a_position_past_the_end_is_rejected(on_missing: OnMissing) -> None:
     """A topic that ends before the position has lost records, or is another topic whose id was not recorded."""
     with pytest.raises(SourceTopicChanged, match=r"flights-3.*91.*90"):
         start_position_of(AT, 91, None, PartitionExtent(ID, 0, 90), on_missing)
+
+
+async def test_a_group_offset_in_an_open_transaction_is_valid() -> None:
+    """A task may start at an offset that another client committed above the last stable offset."""
+    at, builder, own = TopicPartition("t", 0), StreamsBuilder(), StreamsSettings(start_from_group_offsets=True)
+    builder.stream("t").to("out")
+    task = StreamTask(builder.build(), 0, application="app")
+    async with filled(3) as cluster, opened(cluster, isolation_level="read_committed") as consumer:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Producer(kafka, ProducerSettings(transactional_id="other")) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await (await producer.send("t", b"{}", partition=0))
+            consumer.assign([at])
+            await consumer.commit({at: OffsetAndMetadata(4)})
+            assert (await consumer.end_offsets([at]))[at] == 3
+            await SourcePositions(kafka, own, CollectorRegistry()).find(task, consumer, [at])
+            assert task.sources == {"t": 4}
+            await producer.abort_transaction()
 
 
 def test_own_topics_that_the_topology_left() -> None:
