@@ -127,7 +127,7 @@ class PartitionGroup:
     def __init__(self, topics: Sequence[str], max_task_idle_ms: int) -> None:
         self.queues = {topic: RecordQueue() for topic in topics}
         self._max_task_idle_ms = max_task_idle_ms
-        self._deadlines_ms: dict[str, int] = {}
+        self._waits_since_ms: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"PartitionGroup({self.queues})"
@@ -144,7 +144,7 @@ class PartitionGroup:
         empty = [topic for topic, queue in self.queues.items() if not queue]
         # 1. Forget the waits for partitions that have records now.
         for topic in self.queues.keys() - set(empty):
-            self._deadlines_ms.pop(topic, None)
+            self._waits_since_ms.pop(topic, None)
         # 2. Without a record in any partition, the group is not ready.
         if len(empty) == len(self.queues):
             return False
@@ -157,10 +157,12 @@ class PartitionGroup:
     def _may_do_without(self, topic: str, now_ms: int, lags: Lags) -> bool:
         # Records are at the broker, or the lag is unknown. The wait begins when the lag is known to be 0 (KIP-695).
         if lags.get(topic) != 0:
-            self._deadlines_ms.pop(topic, None)
+            self._waits_since_ms.pop(topic, None)
             return False
-        deadline_ms = self._deadlines_ms.setdefault(topic, now_ms + self._max_task_idle_ms)
-        return now_ms >= deadline_ms
+        # If the clock was set back, the wait begins again.
+        since_ms = min(now_ms, self._waits_since_ms.get(topic, now_ms))
+        self._waits_since_ms[topic] = since_ms
+        return now_ms - since_ms >= self._max_task_idle_ms
 
     def next_run(self, records_max: int | None = None) -> Columns:
         """Remove and return the next records: of one partition, from one fetch, at most `records_max`.
@@ -180,6 +182,6 @@ class PartitionGroup:
 
     def clear(self) -> None:
         """Drop all fetched records."""
-        self._deadlines_ms.clear()
+        self._waits_since_ms.clear()
         for queue in self.queues.values():
             queue.clear()

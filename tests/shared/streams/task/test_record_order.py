@@ -343,6 +343,15 @@ def test_max_task_idle_is_waited_for_a_record_to_be_written() -> None:
     assert [group.is_ready(now, {"b": 0}) for now in (2_102, 2_201, 2_202)] == [False, False, True]
 
 
+@pytest.mark.parametrize("max_task_idle_ms", [0, 100])
+def test_a_clock_that_is_set_back_makes_no_partition_wait_longer(max_task_idle_ms: int) -> None:
+    """If the clock is set back, the wait for an empty partition begins again, and takes no longer than another one."""
+    group = group_of(max_task_idle_ms, a=(1,))
+    group.is_ready(5_000, {"b": 0})
+    assert group.is_ready(1_000, {"b": 0}) == (max_task_idle_ms == 0)
+    assert group.is_ready(1_100, {"b": 0})
+
+
 def test_never_waiting() -> None:
     """With -1 buffered records are processed at once."""
     assert group_of(NEVER_WAIT, b=(1,)).is_ready(0, {"a": 50})
