@@ -23,6 +23,9 @@ from penstock.shared.streams.user_code import user_copy
 log = get_logger(__name__)
 
 LOAD_POLL_MS = 200
+POLL_RECORDS_MAX = 5_000
+"""The records that are applied at once. A running instance does it once a turn, and a turn without source records lasts
+up to `poll_ms`."""
 LOAD_IDLE_MS_MAX = 60_000  # loading a table fails if there is no record and no movement for this long
 
 
@@ -102,7 +105,10 @@ class GlobalTables:
         if not self.rows:
             return
         settings = ConsumerSettings(
-            auto_offset_reset="earliest", isolation_level="read_committed", commit_strategy="none"
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            commit_strategy="none",
+            max_poll_records=POLL_RECORDS_MAX,
         )
         consumer = Consumer(self._kafka, settings)
         self._consumer = consumer

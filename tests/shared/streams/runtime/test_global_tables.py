@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
 
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.records import ProducerRecord
+from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.runtime.global_tables import GlobalTableRows
+from penstock.shared.streams.runtime.global_tables import GlobalTableRows, GlobalTables
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.shared.clients.consumer.filled import filled
 
 
 def rows() -> GlobalTableRows:
@@ -44,6 +50,27 @@ def test_any_error_of_a_deserializer_is_that_of_its_record() -> None:
     error = table.apply(b"a", b"x")
     assert str(error).startswith("airports: ValueError: invalid literal")
     assert (table.invalid_records, len(table)) == (1, 0)
+
+
+async def test_a_turn_applies_a_whole_batch() -> None:
+    """A running instance applies more records in a turn than a consumer returns by default."""
+    builder = StreamsBuilder()
+    builder.global_table("t", int)
+    async with filled(0) as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        tables = GlobalTables(kafka, builder._topology, SYSTEM_CLOCK)
+        await tables.load()
+        async with Producer(kafka) as producer:
+            await (await producer.send_many([ProducerRecord("t", b"1", b"%d" % i) for i in range(1_000)]))
+        turns = 0
+        async with asyncio.timeout(20):
+            while len(tables.rows["t"]) < 1_000:
+                before = len(tables.rows["t"])
+                await tables.poll()
+                turns += len(tables.rows["t"]) > before
+                await asyncio.sleep(0)
+        await tables.close()
+    assert turns == 1
 
 
 @pytest.mark.parametrize("left", [False, True])
