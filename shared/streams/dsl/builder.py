@@ -281,7 +281,7 @@ class StreamsBuilder:
         """Read all partitions of a topic as one table in every instance, under this name (default: the topic's).
 
         An instance reads the topic to its end before it processes the first record, and then follows the topic. Records
-        that cannot be decoded are counted, logged and skipped.
+        that cannot be decoded are logged and skipped.
         """
         require_topic("global_table: topic", topic)
         require_key_type("global_table: key", key)

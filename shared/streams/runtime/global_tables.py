@@ -32,8 +32,7 @@ LOAD_IDLE_MS_MAX = 60_000  # loading a table fails if there is no record and no 
 class GlobalTableRows:
     """One instance's copy of a global table, shared by its tasks.
 
-    `invalid_records` counts records without a key and records that cannot be decoded. `get` and `items` return copies
-    of the values, so only the topic's records change a row.
+    `get` and `items` return copies of the values, so only the topic's records change a row.
     """
 
     def __init__(self, node: GlobalTableNode) -> None:
@@ -42,7 +41,6 @@ class GlobalTableRows:
         self._node = node
         self.key_type = node.key
         self._rows: dict[Any, Any] = {}
-        self.invalid_records = 0
         self.position: dict[int, int] = {}
         """The next offset to read, by partition."""
 
@@ -50,7 +48,7 @@ class GlobalTableRows:
         return len(self._rows)
 
     def __repr__(self) -> str:
-        return f"GlobalTableRows({self.name!r}, {len(self._rows)} rows, {self.invalid_records} invalid)"
+        return f"GlobalTableRows({self.name!r}, {len(self._rows)} rows)"
 
     def get(self, key: Any) -> Any:
         """Return the value of the key's row, or None."""
@@ -81,7 +79,6 @@ class GlobalTableRows:
             row = self._node.value(self.topic, value)
         except Exception as e:  # the deserializer may be the user's
             # The row keeps its last valid value, and the other rows stay current.
-            self.invalid_records += 1
             return e if isinstance(e, DataError) else DataError(f"{self.topic}: {type(e).__name__}: {e}")
         if row is None:
             self._rows.pop(own, None)

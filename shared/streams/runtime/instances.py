@@ -88,22 +88,20 @@ class _RegisteredInstance(NamedTuple):
 
 
 class Instances:
-    """The topic's content; `invalid_records` counts records that cannot be read."""
+    """The topic's content."""
 
     def __init__(self) -> None:
         self._known: dict[str, _RegisteredInstance] = {}
-        self.invalid_records = 0
 
     def __repr__(self) -> str:
         return f"Instances({ {url: known.registration for url, known in self._known.items()} })"
 
     def apply(self, offset: int, key: bytes | None, value: bytes | None, now_ms: int) -> None:
-        """Apply the record at `offset`; a record that cannot be read is counted and changes nothing."""
+        """Apply the record at `offset`; a record that cannot be read changes nothing."""
         try:
             url = (key or b"").decode()
             registration = None if value is None else decode_json(value, Registration)
         except (UnicodeDecodeError, InvalidJson):
-            self.invalid_records += 1
             return
         if registration is None:
             self._known.pop(url, None)
