@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -222,6 +223,32 @@ def test_prefetched_windows_close_after_a_rejected_record(kind: str, moves: str)
         assert in_memory == on_disk
         assert {key for key, _ in in_memory} >= {b"a", b"z", b"b"}
         drivers[1].close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_windows_that_changed_after_the_state_on_disk_was_written_are_closed(kind: str, tmp_path: Path) -> None:
+    """A restore that continues an older state on disk, such as a standby's, closes all windows, even grown sessions."""
+    topology, folder, older = windowed(kind, "on_close"), tmp_path / "app" / "0", tmp_path / "older"
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=8 * 1024 * 1024, cache_bytes_max=NONE)
+    drivers = in_memory, on_disk = TopologyTestDriver(topology), TopologyTestDriver(topology, state=state)
+    for driver in drivers:
+        driver.pipe("in", key=b"a", value=b'{"id":0}', timestamp=0)
+    on_disk.crash()
+    shutil.copytree(folder, older)
+    on_disk.restore()
+    for driver in drivers:
+        for at in (8, 16, 24, 32):
+            driver.pipe("in", key=b"a", value=b'{"id":1}', timestamp=at)
+        driver.crash()
+    shutil.rmtree(folder)
+    shutil.copytree(older, folder)
+    for driver in drivers:
+        driver.restore()
+        for at in (1_000, 2_000):
+            driver.pipe("in", key=b"b", value=b'{"id":2}', timestamp=at)
+    assert held(on_disk) == held(in_memory)
+    assert [r.value for r in on_disk.read("out")] == [r.value for r in in_memory.read("out")]
+    on_disk.close()
 
 
 @pytest.mark.parametrize("is_windowed", [False, True])
