@@ -134,9 +134,7 @@ class JoinStore:
         for row in own:
             row.live = False
         self._count -= len(own)
-        if len(self._open) > 2 * self._count + HEAP_SPARE:
-            self._open = [entry for entry in self._open if entry[2].live]
-            heapq.heapify(self._open)
+        self._sweep_heap()
         return len(own)
 
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
@@ -177,7 +175,14 @@ class JoinStore:
             del own[bisect_left(own, row.start, key=_start)]
         row.live = False
         self._count -= 1
+        self._sweep_heap()
         self.touched = True
+
+    def _sweep_heap(self) -> None:
+        """Drop the entries of removed rows, if there are too many. A restore and a standby pop none."""
+        if len(self._open) > 2 * self._count + HEAP_SPARE:
+            self._open = [entry for entry in self._open if entry[2].live]
+            heapq.heapify(self._open)
 
     def _mark_row_dirty(self, row: JoinRow) -> None:
         at = (row.key, row.start)

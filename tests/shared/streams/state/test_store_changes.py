@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.common.errors import DataError
-from penstock.shared.streams.state.join_store import JoinStore
+from penstock.shared.streams.state.join_store import HEAP_SPARE, JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore
 
 
@@ -216,3 +217,21 @@ def test_an_evicted_key_leaves_nothing_behind() -> None:
     assert (store.dirty_keys(), store.evict("a"), store.evict("a"), len(store)) == (set(), 3, 0, 1)
     assert [row.key for row in store.take_before(99)] == ["b"]
     assert store.dirty_keys() == {"b"}
+
+
+class Value:
+    """A value of a joined record."""
+
+
+def test_restored_removals_free_the_memory() -> None:
+    """A standby adds and removes rows for weeks, and never closes one. Few of the removed rows stay in memory."""
+    store = filled()
+    in_memory = weakref.WeakSet[Value]()
+    for start in range(20, 5 * HEAP_SPARE):
+        value = Value()
+        in_memory.add(value)
+        store.load("a", start, start + 10, [value])
+        store.unload("a", start)
+    del value
+    assert (len(store), len(in_memory) <= HEAP_SPARE + 2 * len(store)) == (4, True)
+    assert [row.start for row in store.take_before(10**6)] == [0, 0, 5, 10]
