@@ -119,12 +119,12 @@ class KeyValueStore(Generic[K, V]):
         return key_in_store_type(key, self._text_keys)
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """Yield all keys and values."""
-        return ((key, user_copy(row.states[0])) for key, row in self._rows.items())
+        """Yield all keys and values as they are now; the store may change meanwhile."""
+        return ((row.key, user_copy(row.states[0])) for row in self.rows())
 
     def rows(self) -> Iterator[TableRow]:
-        """Yield all rows."""
-        return iter(self._rows.values())
+        """Yield all rows as they are now; the store may change meanwhile."""
+        return iter(list(self._rows.values()))
 
     def rows_of(self, key: K) -> list[TableRow]:
         """Return the key's row in a list, or an empty list."""

@@ -281,6 +281,24 @@ def test_a_key_of_another_type_is_an_error_on_disk_too(key: Any) -> None:
                 call(key)
 
 
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_rows_may_be_changed_while_they_are_iterated(is_on_disk: bool) -> None:
+    """A processor that iterates over its store may delete and add rows. It reads the rows of the call."""
+    with directory() as state:
+        driver = TopologyTestDriver(tallied(), state=state if is_on_disk else None)
+        for key in (b"a", b"b", b"c"):
+            driver.pipe("in", key=key, value=b'{"id":1}', timestamp=1)
+        rows: Any = driver.task.stores["rows"]
+        for read in (rows.items, lambda: ((row.key, row.states[0]) for row in rows.rows())):
+            found = {}
+            for key, value in read():
+                found[key] = value
+                rows.delete(key)
+                rows.put(key + "'", value)
+            assert (len(found), dict(rows.items())) == (3, {key + "'": value for key, value in found.items()})
+        driver.close()
+
+
 MEMORY = RocksMemory(8 * 1024 * 1024)
 AT = Checkpoint("id", 3, 17, 15, None)
 
