@@ -105,9 +105,6 @@ CacheT = TypeVar("CacheT", bound=_Cache)
 class PersistentStore(ABC, Generic[CacheT]):
     """The common part of the stores: fetches keys from disk and evicts them."""
 
-    is_indexed = True
-    """Whether rows can be found by their end."""
-
     def __init__(self, cache: CacheT, rows: StoredRows, codec: RowCodec, budget: CacheBudget) -> None:
         self.name = cache.name
         self._cache = cache
@@ -217,7 +214,7 @@ class PersistentStore(ABC, Generic[CacheT]):
 
     def _may_leave(self, key: Any) -> bool:
         """Return whether a key may be evicted: later searches of the index on disk find all its due rows."""
-        return all(row.end >= self.due_ms for row in self._cache.rows_of(key)) or not self.is_indexed
+        return all(row.end >= self.due_ms for row in self._cache.rows_of(key))
 
     def _fetch_key_rows(self, key: Any) -> None:
         """Fetch a key's rows into memory."""
@@ -317,8 +314,6 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
 class PersistentAggregateStore(PersistentWindowStore, AggregateRows):
     """Rows of an aggregation without windows, on disk; those of a batch's keys are fetched, and nothing is due."""
 
-    is_indexed = False
-
     def __init__(self, cache: AggregateStore, rows: StoredRows, codec: RowCodec, budget: CacheBudget) -> None:
         super().__init__(cache, rows, codec, budget)
         self.names = cache.names
@@ -385,8 +380,6 @@ class PersistentJoinStore(PersistentStore[JoinStore]):
 
 class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
     """A table's rows on disk; used as `KeyValueStore`."""
-
-    is_indexed = False
 
     @property
     def check(self) -> Check | None:
