@@ -108,10 +108,6 @@ class JoinStore:
         """Return the key's rows in order of start."""
         return list(self._rows.get(key, ()))
 
-    def keys(self) -> Iterator[Any]:
-        """Yield the keys that exist at the first call."""
-        return iter(list(self._rows))
-
     def changes(self) -> RowChanges:
         """Return all changes since the last `committed()`."""
         deleted = [at for at, row in self._dirty.items() if row is None]
