@@ -21,7 +21,9 @@ class JobSettings(CommandSettings):
     )
     lake: str = Field(min_length=1, description="folder or URI that holds the Delta tables of all applications")
     lake_options: dict[str, str] = Field(
-        default={}, description="object store options for the lake, as deltalake takes them"
+        default={},
+        description="object store options for the lake, as deltalake takes them; an audit and the after hook do not "
+        "use them: they take only the AWS_… variables and spark.conf",
     )
     spark: SparkSettings = SparkSettings()
     kafka_timeout_ms: KafkaTimeoutMs = 60_000

@@ -66,7 +66,7 @@ _MEANINGS = {
     "JAVA_GATEWAY_EXITED": "Java exited at once; its output is above (check spark.driver_memory and spark.conf)",
 }
 """The meaning of the messages with which Spark or its launcher fails to start, by a text that they contain."""
-STOP_POLL_S = 0.5  # how soon jobs are cancelled after a stop
+STOP_POLL_S = 0.5  # how often jobs are cancelled after a stop
 TASK_ATTEMPTS = 4  # at a task, as with Spark's clusters
 STANDALONE_SCHEME = "spark://"
 S3_SCHEME = "s3a://"

@@ -53,8 +53,9 @@ PROGRESS = pa.schema(
 
 - `changelog_offset`: the covered offset, which is the next offset to read.
 - `appended`: JSON, by table its last changelog offset of this partition.
-- `rewritten_rows`: the number of rows that the partition had when it was last rewritten.
-- `added_rows`, `added_files`: the number of rows and files added since then.
+- `rewritten_rows`: the number of window rows that the last rewrite left, or the first compaction wrote.
+- `added_rows`: the number of rows added since then.
+- `added_files`: the number of compactions that added rows since then.
 - `expired_ms`: closed windows that end before the highest value of all partitions are deleted, or will be soon.
 """
 

@@ -39,8 +39,8 @@ def require_names_in_lake_table(owner: str, names: Iterable[str], own: Iterable[
     for name in names:
         if not name or _FORBIDDEN & set(name):
             raise ConfigError(
-                f"{owner} {name!r}: the name is a column's of the lake's table {table}, which cannot have blanks or "
-                "any of , ; { } ( ) = / \\ in it: rename it"
+                f"{owner} {name!r}: the lake's table {table} has a column of this name, which must not be empty or "
+                "have blanks or any of , ; { } ( ) = / \\ in it: rename it"
             )
         if (reserved_name := reserved.get(name.lower())) is not None:
             raise ConfigError(

@@ -67,7 +67,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
 
     @property
     def stream_time_ms(self) -> int:
-        """The highest timestamp that the task has seen; -1 before the first record."""
+        """The highest timestamp of the task's records; -1 before the first. `idle_timeout_ms` also advances it."""
         ...
 
     @property

@@ -45,7 +45,7 @@ class TaskSettings(BaseModel):
     )
     max_future_ms: PositiveMs | None = Field(
         default=MAX_FUTURE_MS,
-        description="a record whose time is further ahead of the wall clock is rejected; unset: no limit",
+        description="a record whose time is further ahead of the wall clock is rejected; None as a flag: no limit",
     )
     max_request_size: Annotated[int, Field(gt=0)] = Field(
         default=1024 * 1024,
@@ -53,7 +53,7 @@ class TaskSettings(BaseModel):
     )
     key_bytes_max: Annotated[int, Field(gt=0)] | None = Field(
         default=None,
-        description="maximum bytes of a windowed key, twice that as JSON; unset: max_request_size - 16 KiB",
+        description="maximum of a windowed key's bytes as JSON, times two; unset: max_request_size - 16 KiB",
     )
     start_from_group_offsets: bool = Field(
         default=False,
@@ -97,11 +97,12 @@ class StreamsSettings(Section, TaskSettings):
         default=50_000, description="maximum number of records that one turn processes"
     )
     max_task_idle_ms: Annotated[int, Field(ge=-1)] = Field(
-        default=0, description="how long a task waits for a record of each of its topics; -1: takes what there is"
+        default=0,
+        description="how long a task waits for new records of a topic that it has read to the end; -1: it never waits",
     )
     buffered_records_per_partition: Annotated[int, Field(gt=0)] = Field(
         default=BUFFERED_RECORDS_MAX,
-        description="a partition with more fetched records is paused (from 1000 on, with more than one run takes)",
+        description="a partition with more fetched records is paused; from 1000 on, a longer run is the limit",
     )
     input_buffer_max_bytes: Annotated[int, Field(gt=0)] = Field(
         default=INPUT_BUFFER_MAX_BYTES,

@@ -79,7 +79,7 @@ class StateStore(Protocol):
         ...
 
     def committed(self) -> None:
-        """Drop the changes, which are in the changelog now."""
+        """Drop the changes, which are in the changelog or will be; after a failed commit the store is restored."""
         ...
 
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:

@@ -312,7 +312,8 @@ def nanoseconds(spark: SparkSession, settings: BatchSettings, options: Mapping[s
             # A column of numbers is converted as a whole, so all files must have the same kind of time in it.
             before, where = seen.setdefault(name, (kind, path))
             if before != kind:
-                raise ConfigError(f"column {name} has other times in {path} than in {where}, in nanoseconds: {remedy}")
+                files = f"{where} and {path}, and times in nanoseconds in one of them"
+                raise ConfigError(f"column {name} has different types in {files}: {remedy}")
     return {name: kind for name, (kind, _) in seen.items() if kind is not None}
 
 

@@ -52,9 +52,9 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
         default=None,
         description="read records before the first one of this time (ISO 8601, UTC, or ms); default: all there are",
     )
-    every: str | None = Field(default=None, description="begin a batch so often, such as 5m, until SIGTERM")
+    every: str | None = Field(default=None, description="begin a batch at this interval, such as 5m, until SIGTERM")
     files: str | None = Field(
-        default=None, min_length=1, description="history: this folder, file or pattern, not the topics"
+        default=None, min_length=1, description="read history from this folder, file or pattern, not from the topics"
     )
     format: Literal["parquet", "json", "csv"] = Field(default="parquet", description="of `files`; json: one a line")
     reader_options: dict[str, str] = Field(default={}, description="of Spark's reader of `files`, such as header=false")
@@ -106,7 +106,7 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
     def _require_duration(cls, every: str | None) -> str | None:
         try:
             if every is not None and duration_ms(every) <= 0:
-                raise ConfigError(f"{every!r} is no time to wait")
+                raise ConfigError(f"{every!r} is not longer than 0")
         except ConfigError as e:
             raise ValueError(str(e)) from None
         return every
@@ -115,7 +115,9 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
     @classmethod
     def _is_exactly_once(cls, guarantee: str) -> str:
         if guarantee != "exactly_once":
-            raise ValueError(f"a batch commits in transactions: {guarantee} is not for it, also where it is the live's")
+            raise ValueError(
+                f"a batch needs exactly_once, even if the aggregator has {guarantee}: it commits in transactions"
+            )
         return guarantee
 
     @model_validator(mode="after")
@@ -129,7 +131,7 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
                 f"files also need live_from, where the aggregator begins in the topics: {LIVE_FROM_FORMATS}"
             )
         if configured := [name for name in ("until", "every") if getattr(self, name) is not None]:
-            raise ValueError(f"{', '.join(configured)}: not with files, which are an application's first batch, once")
+            raise ValueError(f"{', '.join(configured)}: not with files: they are read once, as the first batch")
         return self
 
     @property

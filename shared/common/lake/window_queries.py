@@ -28,8 +28,8 @@ from penstock.shared.common.lake.state_snapshot import QUERIED_COLUMNS, WINDOWS
 from penstock.shared.common.records import INT64_MIN
 from penstock.shared.common.row_positions import WindowPosition
 
-TIMESTAMP_MS_MAX = 8_000_000_000_000_000
-"""More than 250,000 years; in microseconds it just fits 64 bits. A time at or beyond it, either way, is no bound."""
+BOUND_MS_MAX = 8_000_000_000_000_000
+"""More than 250,000 years; in microseconds it fits 64 bits. A bound at or beyond it, or minus it, is no limit."""
 
 
 class ClosedWindow(NamedTuple):
@@ -184,12 +184,12 @@ def _key_literal(key: str | bytes) -> str:
 
 def _sql_time_range(reach: tuple[int, int]) -> str:
     low, high = reach
-    ends = "" if low <= -TIMESTAMP_MS_MAX else f" AND window_end >= {_timestamp_literal(low)}"
-    return ends if high >= TIMESTAMP_MS_MAX else f"{ends} AND window_start <= {_timestamp_literal(high)}"
+    ends = "" if low <= -BOUND_MS_MAX else f" AND window_end >= {_timestamp_literal(low)}"
+    return ends if high >= BOUND_MS_MAX else f"{ends} AND window_start <= {_timestamp_literal(high)}"
 
 
 def _timestamp_literal(ms: int) -> str:
-    at = min(max(int(ms), -TIMESTAMP_MS_MAX), TIMESTAMP_MS_MAX)
+    at = min(max(int(ms), -BOUND_MS_MAX), BOUND_MS_MAX)
     return f"arrow_cast({at * 1_000}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
 
 

@@ -34,7 +34,7 @@ def value_deserializer(value: Any) -> Deserializer:
     if is_value_type(value):
         return struct_deserializer(value)
     if callable(value):
-        require_callable("stream: value, a deserializer,", value)
+        require_callable("value, a deserializer,", value)
         deserializer: Deserializer = value
         return deserializer
-    raise ConfigError(f"stream: value must be a type or a deserializer, got {value!r}")
+    raise ConfigError(f"value must be a type or a deserializer, got {value!r}")

@@ -41,7 +41,7 @@ class PreparedTopics(NamedTuple):
 
     partitions: int
     rejected_bytes_max: int
-    """The bytes of the largest possible dead letter or late record: the limit of a source's largest record."""
+    """The bytes of the largest possible dead letter or late record: a source's largest record with added headers."""
 
 
 async def prepare_topics(

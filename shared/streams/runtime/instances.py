@@ -46,7 +46,7 @@ REGISTER_MS = 60_000
 """The interval at which an unchanged registration is written again."""
 RETRY_MS = 2_000
 FORGET_MS = 600_000
-"""The age at which a record without partitions is deleted: its instance was killed."""
+"""The age at which a record is deleted if none of its claims counts: its instance was killed."""
 GOODBYE_MS = 2_000
 """The time limit for removing the registration at shutdown."""
 TOPIC_CONFIGS = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", "segment.ms": "3600000"}

@@ -221,7 +221,7 @@ async def has_record_from(
 ) -> bool:
     """Return whether there is a record at or after the position; transaction markers and watermarks are ignored.
 
-    Raises KafkaTimeout if no position is reached within `timeout_ms` of the one before.
+    Raises KafkaTimeout if the position does not advance for `timeout_ms`.
     """
     consumer.assign([at])
     first = await consumer.beginning_offsets([at])
@@ -290,7 +290,10 @@ class SourcePositions:
         await self._drop_unread_topics(task)
 
     async def check(self, task: StreamTask, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
-        """Compare a running task's positions with the partitions' extents; move positions where that is allowed."""
+        """Compare a running task's positions with the partitions' extents.
+
+        With `on_missing_source_offsets` = `skip`, move positions whose records were deleted.
+        """
         await self._set_start_offsets(task, consumer, {at: task.sources.get(at.topic) for at in partitions})
 
     async def _drop_unread_topics(self, task: StreamTask) -> None:

@@ -43,7 +43,7 @@ class Standby:
         self.restoring: PartitionRestore | None = None
         self.following: asyncio.Task[None] | None = None
         self.is_current = False
-        """Whether it had read everything at its last poll."""
+        """Whether it has reached the changelog's end since it last began to read; `lag` is what has come since."""
         self.lag = 0
         self.failed = ""
         self.failing = RepeatedFailure()

@@ -91,7 +91,7 @@ class StreamTaskFactory:
         return task
 
     def start(self, task: StreamTask, global_tables: Mapping[str, TableLookup]) -> None:
-        """Start a restored task; a former standby is counted from now on."""
+        """Start a restored task. The metrics of a former standby are in the instance's registry from now on."""
         task.global_tables = global_tables
         # A standby counts in a registry of its own, because what it reads is the owner's work.
         if task.not_running_reason != NOT_INITIALIZED:

@@ -281,7 +281,7 @@ class StreamWorker(RebalanceListener):
         self._consumer.subscribe(self.topology.source_topics(), self)
 
     async def _rejoin_group(self) -> None:
-        """Leave and join again without tasks, because another instance owns the partitions."""
+        """Leave and join again without tasks, because the producer of a task was fenced."""
         async with self._lock:
             await self._close_all_tasks()
         await self._consumer.close()
@@ -549,7 +549,7 @@ def _punctuate_wall_clock_of_all(running: Iterable[OwnedTask], now_ms: int, bloc
             f"the WALL_CLOCK_TIME punctuations of partition {owned.partition}", clock, blocking_ms_max
         ):
             owned.task.punctuate_wall_clock(now_ms)
-        # Otherwise the next commit reports them.
+        # If there is something to commit, the commit reports the rejected records (`TaskCommits`).
         if not owned.task.needs_commit:
             owned.rejection_log.report(owned.task.metrics.totals(), clock.monotonic_ms())
 

@@ -25,7 +25,7 @@ from penstock.shared.common.clock import Clock
 from penstock.shared.streams.task.inputs import log_blocked_heartbeats
 
 PROCESSING_MS_MAX = 100
-"""The work in one turn: the longest that a heartbeat, a commit or a punctuation waits for slow records."""
+"""The processing time of one turn, for which heartbeats, commits and punctuations wait. Slow single runs exceed it."""
 
 
 class TurnTimeShare:
@@ -56,7 +56,7 @@ class TurnTime:
         self._least_ms = PROCESSING_MS_MAX
 
     def begin(self, sharers: int) -> None:
-        """Begin a turn that is shared by `sharers`."""
+        """Begin a turn whose time is shared by this number of sub-topologies, those that have records."""
         self._end_ms = self._clock.monotonic_ms() + PROCESSING_MS_MAX
         self._sharers = max(1, sharers)
         self._least_ms = max(1, PROCESSING_MS_MAX // self._sharers)

@@ -37,7 +37,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
             return f"it belongs to the changelog with id {self.topic_id}; the topic now has id {topic_id}"
         # A takeover may be among the records after the verified offset, and the log no longer has all of them.
         if self.verified_offset < first:
-            return f"the changelog goes on at {first}, it ends at {self.verified_offset}"
+            return f"the changelog begins at {first}, the state is verified up to {self.verified_offset}"
         if self.covered_offset > end:
-            return f"the changelog ends at {end}, it is of offset {self.covered_offset}"
+            return f"the changelog ends at {end}, the state is of offset {self.covered_offset}"
         return None

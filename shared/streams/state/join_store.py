@@ -114,7 +114,7 @@ class JoinStore:
         return RowChanges(deleted, [w for w in self._dirty.values() if w is not None])
 
     def committed(self) -> None:
-        """Drop the changes, which are in the changelog now."""
+        """Drop the changes, which are in the changelog or will be; after a failed commit the store is restored."""
         for row in self._dirty.values():
             if row is not None:
                 row.persisted = True

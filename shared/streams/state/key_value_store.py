@@ -132,7 +132,7 @@ class KeyValueStore(Generic[K, V]):
         return [] if row is None else [row]
 
     def keys(self) -> Iterator[K]:
-        """Yield the keys that exist at the first call."""
+        """Return an iterator over the keys that exist now; later changes of the store do not affect it."""
         return iter(list(self._rows))
 
     def changes(self) -> RowChanges:
@@ -141,7 +141,7 @@ class KeyValueStore(Generic[K, V]):
         return RowChanges(deleted, [row for row in self._dirty.values() if row is not None])
 
     def committed(self) -> None:
-        """Drop the changes, which are in the changelog now."""
+        """Drop the changes, which are in the changelog or will be; after a failed commit the store is restored."""
         for row in self._dirty.values():
             if row is not None:
                 row.persisted = True

@@ -59,7 +59,8 @@ def require_local_state_in_force(found: Checkpoint, offset: int, value: bytes | 
         # It may have been a takeover record.
         raise CorruptEntry(offset, str(e)) from None
     if entry.takes_over_from(found.epoch):
-        raise Overtaken(f"epoch {entry.epoch} began at offset {offset}, the state has later commits of {found.epoch}")
+        later = f"the state has later commits of epoch {found.epoch}"
+        raise Overtaken(f"epoch {entry.epoch} began at offset {offset}, {later}")
 
 
 def write_restored_rows(reader: ChangelogReader, local: LocalState, topic_id: str | None) -> None:

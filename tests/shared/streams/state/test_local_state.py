@@ -211,8 +211,8 @@ def test_a_changelog_that_does_not_go_on_from_there() -> None:
     """Another topic, a log that begins too late and a log that lost its end are each reported with their numbers."""
     assert FOUND.mismatch("id", 40, 50) is None
     assert "now has id other" in (FOUND.mismatch("other", 0, 90) or "")
-    assert FOUND.mismatch("id", 41, 90) == "the changelog goes on at 41, it ends at 40"
-    assert FOUND.mismatch("id", 0, 49) == "the changelog ends at 49, it is of offset 50"
+    assert FOUND.mismatch("id", 41, 90) == "the changelog begins at 41, the state is verified up to 40"
+    assert FOUND.mismatch("id", 0, 49) == "the changelog ends at 49, the state is of offset 50"
 
 
 def directory(folder: Path) -> StateDirectory:
