@@ -129,6 +129,7 @@ class TransactionalCommits:
         self._pending: list[_Output] = []
         self._bytes = 0
         self._count = 0
+        self._works = 0
         self._task: asyncio.Task[bool] | None = None
 
     def __repr__(self) -> str:
@@ -140,7 +141,7 @@ class TransactionalCommits:
 
     @property
     def pending_records(self) -> int:
-        return sum(len(output.works) for output in self._pending)
+        return self._works
 
     def settled(self, execution: Execution, outcome: Outcome) -> None:
         """See `Commits`."""
@@ -253,6 +254,7 @@ class TransactionalCommits:
                 self._change_pending_size(output, 1)
 
     def _change_pending_size(self, output: _Output, sign: int) -> None:
-        """Add an output to the records and bytes that wait for the next commit (sign 1), or subtract it (sign -1)."""
+        """Add an output to the sizes of the output that is not committed (sign 1), or subtract it (sign -1)."""
+        self._works += sign * len(output.works)
         self._count += sign * len(output.records)
         self._bytes += sign * sum(len(record.key or b"") + len(record.value or b"") for record in output.records)

@@ -10,6 +10,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -19,15 +20,18 @@ from penstock.services.consumer.commits import TransactionalCommits
 from penstock.services.consumer.executor import Executor
 from penstock.services.consumer.handler_loop import HandlerLoop
 from penstock.services.consumer.handlers import Handler
+from penstock.services.consumer.retry_policy import RetryPolicy
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.consumer.transactor import OutputRejected, OutputTransactor
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
+from penstock.shared.clients.parallel_consumer.key_scheduler import KeyScheduler
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import CommitFailed, FencedInstanceId, RetriableError, TransactionAborted
 from penstock.shared.common.records import (
+    Columns,
     ConsumerRecord,
     GroupMetadata,
     OffsetAndMetadata,
@@ -412,3 +416,34 @@ async def test_offsets_are_committed_with_their_generation(cluster: FakeCluster)
             await own.transact(RECORDS, OFFSETS, GroupMetadata("g", 7, "m", "i"))
     body = seen[0].body
     assert (body.group_id, body.generation_id, body.member_id, body.group_instance_id) == ("g", 7, "m", "i")
+
+
+async def handled(writer: OutputTransactor, handler: Handler, *values: bytes, **options: Any) -> TransactionalCommits:
+    """Handle records of these values, and return the commits that have their output."""
+    metrics, scheduler = RunnerMetrics(CollectorRegistry(), "g"), KeyScheduler(batch_records_max=len(values))
+    executor = Executor(handler, RetryPolicy(max_attempts=1), None, metrics, group="g", **options)
+    own = TransactionalCommits(writer, lambda: GROUP, scheduler, executor.dead_letters_of_rejected, metrics)
+    scheduler.assign(IN, None)
+    scheduler.deliver(Columns.of([ConsumerRecord(*IN, o, 0, b"k", value) for o, value in enumerate(values)]))
+    execution = scheduler.take(0)
+    assert execution is not None
+    outcome = await executor.run(execution)
+    scheduler.settle(execution, outcome.finished, outcome.retry, 0)
+    own.settled(execution, outcome)
+    return own
+
+
+async def test_finished_records_are_pending_until_their_transaction_ends(cluster: FakeCluster) -> None:
+    """Records are pending before and during their transaction, and are not pending once it is committed."""
+
+    async def handle(record: ConsumerRecord) -> ProducerRecord:
+        return ProducerRecord("out", record.value)
+
+    async with transactor(cluster) as writer:
+        own = await handled(writer, Handler("tests:handle", handle), b"1")
+        assert own.pending_records == 1
+        assert not await own.commit(timeout_ms=0)
+        assert own.pending_records == 1
+        assert await own.commit()
+        assert own.pending_records == 0
+    assert out(cluster) == [b"1"]
