@@ -99,15 +99,13 @@ class OffsetCommits:
 class _Output:
     """The output of one execution (`records`), and the handled records that it belongs to (`works`).
 
-    The first `returned` records are the handler's; dead letters follow. `has_dead_letters` is True if Kafka rejected
-    the output, and dead letters have replaced it in `records`.
+    The first `returned` records are the handler's. Dead letters follow, one for each of the last works.
     """
 
     execution: Execution
     works: Sequence[Work]
     records: list[ProducerRecord]
     returned: int
-    has_dead_letters: bool = False
 
 
 class TransactionalCommits:
@@ -210,8 +208,8 @@ class TransactionalCommits:
     async def _write_outputs(self, outputs: list[_Output], offsets: Offsets, group: GroupMetadata) -> None:
         """Write the outputs in one transaction.
 
-        If Kafka rejects records, all outputs are written in another transaction. In it, dead letters replace each
-        output that contained a rejected record.
+        If Kafka rejects records of handlers, all outputs are written in another transaction. In it, dead letters
+        replace the records of each handler call that returned a rejected record.
         """
         while True:
             try:
@@ -222,36 +220,37 @@ class TransactionalCommits:
                 self._replace_rejected_outputs(outputs, e)
 
     def _replace_rejected_outputs(self, outputs: list[_Output], rejection: OutputRejected) -> None:
-        """If Kafka has rejected a record of an output, replace all records of this output with dead letters.
+        """If Kafka has rejected a record that a handler returned, replace all that it returned with dead letters.
 
-        But a dead letter that is too large is shortened. Raises the error if a dead letter that replaced an output is
-        itself rejected and cannot be shortened.
+        But a dead letter that is too large is shortened. Raises the error of a rejected dead letter that cannot be
+        shortened.
         """
         index = 0
         for output in outputs:
             indices = range(index, index + len(output.records))
             index = indices.stop
-            self._change_pending_size(output, -1)
+            records = list(output.records)
             errors = []
-            # Three cases for an output with rejected records:
-            # 1. Too large, and a dead letter that can be shortened: shortened, and written again.
-            # 2. A dead letter that Kafka rejects: raised, since nothing could replace it.
-            # 3. Otherwise its dead letters replace the whole output: a handler's records are written together or not.
+            # Three cases of a rejected record:
+            # 1. A handler's: dead letters replace all of the handler's records, which are written together or not.
+            # 2. A dead letter that is too large, and can be shortened: shortened, and written again.
+            # 3. Another dead letter: raised, since nothing could replace it.
             for at, error in ((i - indices.start, rejection.errors[i]) for i in indices if i in rejection.errors):
-                if isinstance(error, RecordTooLarge) and (short := shortened(output.records[at])) is not None:
-                    output.records[at] = short
-                else:
+                if at < output.returned:
                     errors.append(error)
-            self._change_pending_size(output, 1)
-            if errors and output.has_dead_letters:
-                raise errors[0]
+                elif isinstance(error, RecordTooLarge) and (short := shortened(records[at])) is not None:
+                    records[at] = short
+                else:
+                    raise error
+            self._change_pending_size(output, -1)
+            output.records = records
             if errors:
                 self._metrics.produce_failures(output.execution.topic_partition.topic).inc(len(errors))
-                self._change_pending_size(output, -1)
-                output.records = self._make_dead_letters(output.works, errors[0])
+                dead_letters = records[output.returned :]
+                handled = output.works[: len(output.works) - len(dead_letters)]
+                output.records = [*self._make_dead_letters(handled, errors[0]), *dead_letters]
                 output.returned = 0
-                output.has_dead_letters = True
-                self._change_pending_size(output, 1)
+            self._change_pending_size(output, 1)
 
     def _change_pending_size(self, output: _Output, sign: int) -> None:
         """Add an output to the sizes of the output that is not committed (sign 1), or subtract it (sign -1)."""

@@ -38,6 +38,7 @@ from penstock.shared.common.records import (
     ProducerRecord,
     TopicPartition,
 )
+from penstock.shared.common.serialization import json_deserializer
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Action, Api, Close, Delay, Drop, ErrorCode, Fail, FakeCluster, Request
 
@@ -447,3 +448,40 @@ async def test_finished_records_are_pending_until_their_transaction_ends(cluster
         assert await own.commit()
         assert own.pending_records == 0
     assert out(cluster) == [b"1"]
+
+
+async def test_a_rejected_dead_letter_is_written_unchanged_later(cluster: FakeCluster) -> None:
+    """If the dead-letter topic is missing, the dead letter waits for the topic and keeps the handler's error."""
+
+    async def handle(record: ConsumerRecord) -> None:
+        raise ValueError("the true reason")
+
+    cluster.delete_topic("in-dlq")
+    async with transactor(cluster) as writer:
+        own = await handled(writer, Handler("tests:handle", handle), b"1")
+        assert not await own.commit()
+        cluster.create_topic("in-dlq")
+        assert await own.commit()
+    (dead_letter,) = map(parse_dead_letter, cluster.records("in-dlq"))
+    assert (dead_letter.stage, dead_letter.message, dead_letter.attempts) == ("process", "the true reason", 1)
+
+
+async def test_rejected_output_of_a_batch_does_not_replace_a_dead_letter(cluster: FakeCluster) -> None:
+    """If Kafka rejects a batch's output, the handled records become dead letters of the stage `produce`. The dead
+    letter of a record that could not be decoded is written unchanged.
+    """
+
+    async def handle(records: list[ConsumerRecord]) -> list[ProducerRecord]:
+        return [ProducerRecord("out", b"x" * 5_000), *(ProducerRecord("out", record.key) for record in records)]
+
+    async with transactor(cluster) as writer:
+        batches = Handler("tests:handle", handle, batch=True)
+        own = await handled(writer, batches, b"1", b"{", b"3", decode=json_deserializer)
+        assert await own.commit()
+    assert out(cluster) == []
+    dead_letters = map(parse_dead_letter, cluster.records("in-dlq"))
+    assert sorted((dead_letter.record.offset, dead_letter.stage) for dead_letter in dead_letters) == [
+        (0, "produce"),
+        (1, "deserialize"),
+        (2, "produce"),
+    ]
