@@ -9,7 +9,8 @@ the group.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -157,18 +158,25 @@ class HandlerRunner:
             async with Admin(self._settings.kafka) as admin:
                 if not self._settings.create_dead_letter_topics:
                     return 0
-                widths = [await _dead_letter_topic(admin, *pair) for pair in self._settings.dead_letter_topics.items()]
-            return max(widths)
+                return await _create_dead_letter_topics(admin, self._settings.dead_letter_topics)
         except RetriableError as e:
             self.waits_for = str(e)
             raise
 
 
-async def _dead_letter_topic(admin: Admin, source: str, target: str) -> int:
-    partitions = len((await admin.describe_topics([source]))[source].partitions)
-    configs = await admin.describe_configs(source)
-    # A dead letter of every record of the source topic fits.
-    width = int(configs["max.message.bytes"] or 0) + DEAD_LETTER_HEADROOM_BYTES
-    wide = {"retention.ms": "-1", "max.message.bytes": str(width)}
-    await admin.create_topics([NewTopic(target, partitions, configs=wide)], exist_ok=True)
-    return width
+async def _create_dead_letter_topics(admin: Admin, dead_letter_topics: Mapping[str, str]) -> int:
+    """Create the missing dead-letter topics of these source topics. Returns the largest `max.message.bytes`."""
+    # Several source topics may have the same dead-letter topic. A dead letter of every record of each of them fits.
+    partitions: dict[str, int] = defaultdict(int)
+    widths: dict[str, int] = defaultdict(int)
+    for source, target in dead_letter_topics.items():
+        description = (await admin.describe_topics([source]))[source]
+        configs = await admin.describe_configs(source)
+        partitions[target] = max(partitions[target], len(description.partitions))
+        widths[target] = max(widths[target], int(configs["max.message.bytes"] or 0) + DEAD_LETTER_HEADROOM_BYTES)
+    topics = [
+        NewTopic(target, partitions[target], configs={"retention.ms": "-1", "max.message.bytes": str(width)})
+        for target, width in widths.items()
+    ]
+    await admin.create_topics(topics, exist_ok=True)
+    return max(widths.values())

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from penstock.services.consumer.daemon import ConsumerDaemon
+from penstock.services.consumer.handler_runner import DEAD_LETTER_HEADROOM_BYTES
 from penstock.services.consumer.progress_watch import ProgressWatch
 from penstock.services.consumer.settings import ConsumerServiceSettings
+from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import ReadingSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings, KafkaSettings
@@ -92,6 +94,22 @@ async def test_the_service_waits_for_kafka(create: bool, arguments: list[str], m
             await cluster.start_node(1)
             while not daemon.check().ok:  # noqa: ASYNC110 - the daemon is another task
                 await asyncio.sleep(0)
+
+
+async def test_a_shared_dead_letter_topic_is_as_large_as_its_largest_source(arguments: list[str]) -> None:
+    """A dead-letter topic of several topics has the most partitions of them, and takes the largest dead letter."""
+    async with FakeCluster() as cluster:
+        cluster.create_topic("clicks", configs={"max.message.bytes": "1000000"})
+        cluster.create_topic("orders", partitions=3, configs={"max.message.bytes": "10000000"})
+        cluster.create_topic("views", configs={"max.message.bytes": "2000000"})
+        given = {"topics": ("clicks", "orders", "views"), "dead_letter_topic": "all-dlq"}
+        async with running(cluster, arguments, **given) as daemon:
+            while not daemon.check().ok:  # noqa: ASYNC110 - the daemon is another task
+                await asyncio.sleep(0)
+        async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+            assert len((await admin.describe_topics(["all-dlq"]))["all-dlq"].partitions) == 3
+            configs = await admin.describe_configs("all-dlq")
+            assert configs["max.message.bytes"] == str(10_000_000 + DEAD_LETTER_HEADROOM_BYTES)
 
 
 A, B = "t-0", "t-1"
