@@ -130,6 +130,14 @@ class ApplicationView:
         own = await self._own.describe()
         parts = self._partition_owners()
         restoring = {p for p, reason in parts.missing.items() if reason == f"being restored by {self.url}"}
+        # An instance that runs no partition may have standbys. But if others have taken over all that an instance has
+        # registered, it was probably killed, and a request would wait for the timeout.
+        idle: dict[str, list[int]] = {
+            url: []
+            for url in self._instances.urls()
+            if url != self.url and not self._instances.registration(url).running
+        }
+        parts = parts._replace(others=idle | parts.others)
         responses, missing = await self._query_other_instances(parts, "/v1/streams", {})
         found = [InstanceResponse(parts.own | restoring, cast(Mapping[str, Any], own)), *responses]
         doing = next((p.response for p in found if COMPACTION_PARTITION in p.partitions), cast(Mapping[str, Any], own))

@@ -44,6 +44,7 @@ class Instance:
     def __init__(self, name: str, running: dict[int, int], restoring: tuple[int, ...] = (), keys: int = 0) -> None:
         self.name, self.running, self.restoring, self.compactions = name, running, restoring, 0
         self.keys = [f"k{i}" for i in range(keys)]
+        self.standbys: list[int] = []
 
     def registration(self) -> Registration:
         return Registration(self.name, self.running, 3, list(self.restoring))
@@ -51,7 +52,8 @@ class Instance:
     async def describe(self) -> StreamsState:
         states = [*((p, "running") for p in self.running), *((p, "restoring") for p in self.restoring)]
         tasks: Any = [{"partition": p, "state": state} for p, state in states]
-        state: Any = {"application_id": "x", "instance": self.name, "tasks": tasks}
+        standbys = [{"partition": p, "lag": 0} for p in self.standbys]
+        state: Any = {"application_id": "x", "instance": self.name, "tasks": tasks, "standbys": standbys}
         return {**state, "compactions": [{"detail": self.name}]}  # type: ignore[typeddict-item]
 
     def stores(self) -> list[dict[str, Any]]:
@@ -154,6 +156,28 @@ async def test_each_partition_comes_from_its_owner() -> None:
     assert (state["missing"], [each["url"] for each in state["instances"]]) == ([], [A, B])
     assert state["compactions"] == [{"detail": "a"}]
     await made.close()
+
+
+async def test_standbys_of_instances_without_partitions_are_listed() -> None:
+    """The standbys of instances that run no partition are listed too; such an instance that does not answer has none,
+    and makes no partition missing.
+    """
+    own, spare, gone = Instance("a", {0: 1, 1: 1}), Instance("b", {}, (2,)), Instance("c", {})
+    spare.standbys = [1, 0]
+
+    async def fail(request: httpx.Request) -> httpx.Response | None:
+        if request.url.host == "c":
+            raise httpx.ConnectError("refused", request=request)
+        return None
+
+    net = Net(fail, b=app_of(spare))
+    former = Instance("d", {0: 0})
+    made = application_view(own, (B, spare), ("http://c", gone), ("http://d", former), net=net)
+    state: Any = await made.describe()
+    assert state["standbys"] == [{"partition": p, "lag": 0, "instance": "b"} for p in (0, 1)]
+    assert [task["partition"] for task in state["tasks"]] == [0, 1]
+    assert [request.url.host for request in net.requests] == ["b", "c"], "not the former owner of partition 0"
+    assert state["missing"] == [{"partition": 2, "reason": f"being restored by {B}"}]
 
 
 async def test_requests_to_other_instances_are_local_and_carry_the_token() -> None:
