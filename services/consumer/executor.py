@@ -293,8 +293,10 @@ class Executor:
                 "message": dead_letter.message[:500],
             }
             partition = work.columns.topic_partition
+            failures = work.memo.failures if isinstance(work.memo, _UnwrittenDeadLetter) else 0
             if error is None:
-                self.unwritten.pop(partition, None)
+                if failures >= UNWRITTEN_TRIES:  # else the entry is of another record, which is still unwritten
+                    self.unwritten.pop(partition, None)
                 outcome.finished.append(work)
                 self._metrics.dead_letters(topic).inc()
                 log.warning(
@@ -302,7 +304,7 @@ class Executor:
                 )
             else:
                 # The record stays unfinished: its offset must not be committed without a stored dead letter.
-                failures = work.memo.failures + 1 if isinstance(work.memo, _UnwrittenDeadLetter) else 1
+                failures += 1
                 work.memo = _UnwrittenDeadLetter(dead_letter, failures)
                 if failures >= UNWRITTEN_TRIES:
                     self.unwritten[partition] = f"{work}: dead letter not written to {target}: {error_text(error)}"

@@ -352,6 +352,19 @@ async def test_an_unwritten_dead_letter_is_reported() -> None:
     assert bench.executor.unwritten == {}
 
 
+async def test_another_dead_letter_does_not_hide_an_unwritten_one() -> None:
+    """A dead letter is still reported after another one of the same partition was written."""
+    bench = Bench(fail, [b"1"], max_attempts=1)
+    bench.bytes_max = 0
+    for _ in range(UNWRITTEN_TRIES):
+        await bench.turn()
+    bench.scheduler.deliver(Columns.of([ConsumerRecord(*TP, 1, 0, b"bob", b"")]))
+    bench.now_ms = 0  # the unwritten dead letter still waits for its backoff
+    await bench.turn()
+    assert [parse_dead_letter(as_consumed(record)).record.offset for record in bench.dead_letters] == [1]
+    assert "@0" in bench.executor.unwritten[TP]
+
+
 async def test_only_written_outputs_are_counted() -> None:
     """The first rejected output fails the attempt, and only written outputs are counted; an
     invalid record fails it before any is written.
