@@ -62,6 +62,7 @@ WRITTEN = ("live_rows", "deleted_rows", "closed_rows", "late_rows")
 """The fields of a job's result that count written rows."""
 OWNERSHIP_LOST = 1_000  # not an exit status: the job was stopped because another instance compacts now
 OWNERSHIP_POLL_MS = 100
+NOT_THE_OWNER = "the instance that owns partition 0 compacts"
 
 
 def command(settings: AggregatorSettings) -> list[str]:
@@ -207,7 +208,7 @@ class CompactionSupervisor:
             detail = next((run["detail"] for run in self._history if run["status"] == "failed"), "")
             return "failing", detail
         if self._lag_watch is not None and not self._lag_watch.is_owned():
-            return "elsewhere", "the instance that owns partition 0 compacts"
+            return "elsewhere", NOT_THE_OWNER
         if self._is_lake_behind():
             return "behind", f"no compaction has succeeded for more than {BEHIND_INTERVALS} intervals"
         return ("running" if self._is_running else "waiting"), ""
@@ -223,6 +224,8 @@ class CompactionSupervisor:
         """Return the reason why a requested compaction would not start, or ""."""
         if not self.enabled:
             return f"compaction is off: {self.why_off()}"
+        if self._lag_watch is not None and not self._lag_watch.is_owned():
+            return NOT_THE_OWNER
         return "one is running" if self._is_running or self._requested.is_set() else ""
 
     def request(self) -> None:

@@ -159,6 +159,16 @@ def test_requests_while_compaction_is_off_are_ignored(flags: list[str], why_not:
     assert supervisor._requested.is_set() is supervisor.enabled
 
 
+def test_only_the_owner_of_partition_0_starts_a_compaction() -> None:
+    """An instance that does not own partition 0 rejects a requested compaction with the reason."""
+    is_ours = False
+    watch = CompactionLagWatch(settings(), CollectorRegistry(), lambda: is_ours)
+    supervisor = CompactionSupervisor(settings(), CollectorRegistry(), lag_watch=watch)
+    assert "partition 0" in supervisor.why_not_now()
+    is_ours = True
+    assert supervisor.why_not_now() == ""
+
+
 def test_too_many_bytes_trigger_a_compaction() -> None:
     """A measurement above the limit triggers a compaction; a lower or unknown one does not,
     and without a limit none does.
