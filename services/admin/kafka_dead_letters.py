@@ -157,7 +157,8 @@ class KafkaDeadLetters:
             {
                 "topic": name,
                 "kind": _dead_letter_topic_kind(name),
-                "source": name.removesuffix(DEAD_LETTER_SUFFIX).removesuffix(LATE_SUFFIX),
+                # One suffix: a late topic may have a dead-letter topic.
+                "source": name.removesuffix(DEAD_LETTER_SUFFIX if name.endswith(DEAD_LETTER_SUFFIX) else LATE_SUFFIX),
                 "records": sum(count.records for tp, count in counts.items() if tp.topic == name),
                 "exact": all(count.exact for tp, count in counts.items() if tp.topic == name),
             }

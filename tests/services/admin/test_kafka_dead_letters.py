@@ -70,6 +70,18 @@ async def test_transaction_markers_are_not_counted(kafka: KafkaSettings) -> None
         assert await dead_letters.topics() == []
 
 
+async def test_the_source_of_a_dead_letter_topic_may_be_a_late_topic(kafka: KafkaSettings) -> None:
+    """Only the suffix that gives a topic its kind is removed from its name."""
+    async with Admin(kafka) as admin:
+        await admin.create_topics([NewTopic("clicks-late", 1), NewTopic("clicks-late-dlq", 1)])
+        rows = await KafkaDeadLetters(kafka, admin).topics()
+    assert [(row["topic"], row["kind"], row["source"]) for row in rows] == [
+        (TOPIC, "dead_letters", "clicks"),
+        ("clicks-late", "late", "clicks"),
+        ("clicks-late-dlq", "dead_letters", "clicks-late"),
+    ]
+
+
 async def test_read_newest_returns_the_requested_number(kafka: KafkaSettings) -> None:
     """The requested number is returned although the newest offsets are mostly markers and aborted records."""
     async with Admin(kafka) as admin, writer(kafka) as producer:
