@@ -25,11 +25,6 @@ PROGRAM = "penstock streams"
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Manage a streams application as a whole.")
 
 
-@app.callback()
-def _declare_subcommands() -> None:
-    pass
-
-
 def _load_settings(
     command: str, config: str | None, bootstrap_servers: str | None, application_id: str | None
 ) -> ResetSettings:
