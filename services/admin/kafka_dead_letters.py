@@ -32,7 +32,10 @@ POLL_MS = 500
 READ_TIMEOUT_MS = 15_000
 """The time limit of one `read_newest`."""
 SCANNED_MAX = 20_000
-"""The most records of a topic that one scan of `read_newest` reads, approximately, from the newest back."""
+"""The most records of a topic that one scan of `read_newest` reads, approximately, from the newest back.
+
+It may read more if the topic has many partitions: up to `2 * limit` of each.
+"""
 COUNT_TIMEOUT_MS = 3_000
 """The time limit of one call that counts records. Later calls continue the count."""
 TEXT_CHARACTERS_MAX = 2_000

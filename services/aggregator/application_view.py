@@ -47,7 +47,7 @@ CONNECTIONS_MAX = 64
 RETRY_AFTER_S = 1
 INCOMPLETE = ErrorKind(SERVICE_UNAVAILABLE, "PARTITIONS_MISSING", "Not all partitions can be read now", RETRY_AFTER_S)
 NOT_REACHED = ErrorKind(
-    SERVICE_UNAVAILABLE, "INSTANCE_NOT_REACHED", "The instance that does this does not answer", RETRY_AFTER_S
+    SERVICE_UNAVAILABLE, "INSTANCE_NOT_REACHED", "The instance that compacts does not answer", RETRY_AFTER_S
 )
 COMPACTION_PARTITION = 0
 """The instance that owns this partition requests compactions."""
@@ -170,7 +170,7 @@ class ApplicationView:
 
     async def read_store(self, store: str, *, partial: bool, **params: Unpack[StoreQueryParams]) -> dict[str, Any]:
         parts = self._partition_owners()
-        # raises ConfigError without such a store, WrongContinuation for an invalid one
+        # Raises ConfigError if there is no such store, WrongContinuation if the continuation is invalid.
         own = msgspec.to_builtins(await self._own.read_store(store, **params), str_keys=True)
         if own["kind"] == GLOBAL_TABLE:  # each instance has a full copy
             return {**own, "missing": []}

@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> int:
         pages = window_pages(
             settings.application, settings.store or "", settings.status, _key_and_time_filter(settings)
         )
-        # No request may take longer than the response.
+        # No request to Kafka may take longer than the query may.
         limit_ms = min(settings.kafka.request_timeout_ms, settings.kafka_timeout_ms)
         quick = settings.kafka.model_copy(update={"request_timeout_ms": limit_ms})
         options = sessions_query_options(settings.model_copy(update={"kafka": quick}))

@@ -52,7 +52,7 @@ class CompactionSettings(Section):
     run_records_max: RunRecordsMax = Field(
         default=RUN_RECORDS_MAX,
         description="most changelog records of one compaction; the next one follows at once. Halved after a job that "
-        "its timeout stopped while it read, doubled again after each success",
+        "its timeout stopped after it began to read, doubled again after each success",
     )
     kafka_timeout_ms: KafkaTimeoutMs = 60_000
     spark: SparkSettings = SparkSettings()
@@ -195,7 +195,7 @@ class AggregatorSettings(GuardedSettings):
 
 
 class ResetSettings(CommandSettings):
-    """The settings of a reset: the same as the aggregator's."""
+    """The settings of `penstock streams`: the aggregator's sections `kafka` and `streams`."""
 
     kafka: KafkaSettings = KafkaSettings()
     streams: StreamsSettings = StreamsSettings()

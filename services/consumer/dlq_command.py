@@ -37,7 +37,7 @@ from penstock.shared.common.records import coordinates_of
 from penstock.shared.common.settings import KafkaSettings
 
 TEXT_MAX = 60
-"""Characters of a key, value or message in the table; `--json` prints all of them."""
+"""The most characters of a cell in the table; `--json` prints all of them."""
 TOPICS_SHOWN_MAX = 10
 """Dead-letter topics that an error names."""
 

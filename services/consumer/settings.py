@@ -89,7 +89,7 @@ class ConsumerServiceSettings(ServiceSettings):
         default=500, description="maximum number of records of one call of a batch handler"
     )
     buffered_records_max: PositiveCount = Field(
-        default=BUFFERED_RECORDS_MAX, description="number of unfinished records above which a partition is paused"
+        default=BUFFERED_RECORDS_MAX, description="number of unfinished records at which a partition is paused"
     )
     max_attempts: PositiveCount = 5
     handler_timeout_ms: PositiveMs = Field(
