@@ -14,6 +14,7 @@ from rich.text import Text
 from penstock.services.local.demo.display import counted, day_time
 from penstock.services.local.demo.events import DemoEvents
 from penstock.services.local.demo.replay import ReplayCounts
+from penstock.services.terminal_tables import plain
 
 
 @dataclass(slots=True)
@@ -105,7 +106,7 @@ def print_summary(console: Console, source: DemoEvents, outcome: DemoOutcome, fo
             f"  rejected by the ingest: {rejection}", highlight=False, markup=False, style="yellow", soft_wrap=True
         )
     for name, text in _summary_lines(json_summary(outcome), source, outcome, folder).items():
-        console.print(f"  [bold]{name:<13}[/bold]{text}", highlight=False, soft_wrap=True)
+        console.print(f"  [bold]{name:<13}[/bold]{text}", emoji=False, highlight=False, soft_wrap=True)
 
 
 def _summary_lines(figures: dict[str, Any], source: DemoEvents, outcome: DemoOutcome, folder: Path) -> dict[str, str]:
@@ -123,16 +124,17 @@ def _summary_lines(figures: dict[str, Any], source: DemoEvents, outcome: DemoOut
         + _dead_letters_verdict(figures, plan.unfit)
         + "".join(f"\n{'':<15}such as: {escape(reason)}" for reason in outcome.reasons),
         "skipped": f"{counted(skipped, 'record')} without a key",
-        "notable": f"{counted(figures['notable'], 'session')}, kept by the consumer in {folder / 'notable.jsonl'}",
+        "notable": f"{counted(figures['notable'], 'session')}, kept by the consumer in "
+        + escape(str(folder / "notable.jsonl")),
         "crash": f"restored in {figures['restore_ms']:,} ms from {counted(figures['restored_windows'], 'window')}"
         f" in Delta and {counted(figures['restored_changelog_windows'], 'change')} in the changelog",
         "lake": f"{counted(figures['delta_rows'], 'row')}, written by {counted(figures['compactions'], 'compaction')},"
-        f" in {folder / 'lake'}",
+        f" in {escape(str(folder / 'lake'))}",
         "batch": f"{counted(figures['batch_rows'], 'row')} of the same events, windows and late records, "
         + ("all as the aggregator's" if figures["batch_ok"] else "[red]WRONG[/red]: not as the aggregator's"),
         "audit": "[green]passed[/green]: every event is in exactly one group, every session follows the rule"
         if outcome.audit_ok
-        else f"[red]FAILED[/red]: see {folder / 'logs' / 'final-jobs.log'}",
+        else f"[red]FAILED[/red]: see {escape(str(folder / 'logs' / 'final-jobs.log'))}",
         "time": f"{figures['seconds']:.0f} s",
     }
     if not skipped:
@@ -163,7 +165,7 @@ def longest_table(sessions: list[dict[str, Any]], name: str) -> Table | Text:
     for session in sessions:
         hours = (session["end"] - session["start"]) / 3_600_000
         values = [_format_figure(session[column]) for column in results]
-        table.add_row(str(session["key"]), day_time(session["start"]), f"{hours:.1f}", *values)
+        table.add_row(plain(str(session["key"])), day_time(session["start"]), f"{hours:.1f}", *values)
     return table
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from penstock.services.local.demo import final_jobs
+from penstock.services.local.demo.csv_events import CsvEvents
 from penstock.services.local.demo.display import Display, Figures
 from penstock.services.local.demo.final_jobs import last_object
 from penstock.services.local.demo.replay import ReplayCounts
-from penstock.services.local.demo.summary import DemoOutcome, longest_table
+from penstock.services.local.demo.summary import DemoOutcome, longest_table, print_summary
 from penstock.services.spark.audit.report import AuditCheck, AuditReport
 from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED
 
@@ -35,6 +37,27 @@ def test_the_table_shows_every_result() -> None:
     shown = text_of(console)
     for part in ("Longest banks", "UA-EWR", "2013-01-01 10:15", "2.0", "1,234", "4.2", "mean delay"):
         assert part in shown
+
+
+@pytest.mark.parametrize("key", ["a[/b]", "sensor[a]", "x:100:y"])
+def test_the_table_shows_a_key_as_it_is(key: str) -> None:
+    """Brackets and colons in a key are neither markup nor an emoji."""
+    console = Console(file=io.StringIO(), width=200)
+    console.print(longest_table([{"key": key, "start": 0, "end": 1, "events": 3}], "sessions"))
+    assert key in text_of(console)
+
+
+def test_the_summary_shows_the_folder_as_it_is(tmp_path: Path) -> None:
+    """Brackets and colons in the data folder's path are neither markup nor an emoji."""
+    audit = {"windows_closed": 1, "windows_open": 0, "late": 0, "dead_letters": 0, "skipped": 0}
+    outcome = DemoOutcome(ReplayCounts(), audit=audit, notable=1, batch={"batch_rows": 1, "batch_differences": 0})
+    outcome.lake = {"live_rows": 0, "closed_rows": {}}
+    console = Console(file=io.StringIO(), width=200)
+    folder = Path("[old]/x:100:y")
+    (tmp_path / "events.csv").write_text("user,at\nann,2024-05-01T10:00:00Z\n")
+    print_summary(console, CsvEvents(tmp_path / "events.csv", "user", "at"), outcome, folder)
+    for name in ("notable.jsonl", "lake", "logs/final-jobs.log"):
+        assert f"{folder}/{name}" in text_of(console)
 
 
 def test_without_sessions_there_is_a_line_instead_of_a_table() -> None:
