@@ -16,6 +16,7 @@ import csv
 import gzip
 import io
 import lzma
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -347,6 +348,8 @@ def time_parser(time_format: str | None, latest_ms: int) -> TimeParser:
     def parse_event_time(text: str) -> int:
         try:
             at_ms = read(text)
+        except re.error as e:  # a directive occurs twice
+            raise NoTime(f"--time-format: {e}") from None
         except (ValueError, OverflowError) as e:
             if "bad directive" in str(e) or "stray %" in str(e):
                 raise NoTime(f"--time-format: {e}") from None

@@ -225,6 +225,7 @@ def test_time_formats(time_format: str | None, text: str, expected: int) -> None
         ("%H:%M", "10:00", "before 1970 by --time-format '%H:%M'"),
         (None, "2999-01-01", "in the future"),
         ("%", "x", "--time-format: stray %"),
+        ("%d.%m.%Y %H:%m", "01.01.2013 10:15", "--time-format: .* 'm'"),
         (None, "x" * 1_000, "'x{40}' is no"),
     ],
 )
