@@ -332,7 +332,8 @@ def time_parser(time_format: str | None, latest_ms: int) -> TimeParser:
     """Return the parser of a CSV file's event times, from text to ms since the epoch.
 
     `time_format` is one of EPOCH_FORMATS or a strptime format; None is ISO 8601. A time without zone is UTC.
-    The parser raises NoTime for other text, and for times before 1970 or after `latest_ms`.
+    The parser raises NoTime for other text, and for times before 1970 or after `latest_ms`. Raises ConfigError for a
+    format with %Z.
 
     >>> parse = time_parser("%d.%m.%Y %H:%M", 2_000_000_000_000)
     >>> parse("01.01.2013 10:15"), time_parser("epoch", 2_000_000_000_000)("1357035300.25")
@@ -403,6 +404,9 @@ def _event_time_reader(time_format: str | None) -> TimeParser:
     factor = EPOCH_FORMATS.get(time_format or "")
     if factor is not None:
         return lambda text: round(float(text) * factor)
+    # With %Z strptime drops the zone, so a time of another zone would be read as UTC.
+    if time_format and "%Z" in time_format.replace("%%", ""):
+        raise ConfigError(f"--time-format {time_format!r}: %Z is not supported; use %z (+0100) or write UTC as text")
 
     def read_event_time(text: str) -> int:
         at = datetime.strptime(text, time_format) if time_format else datetime.fromisoformat(text)

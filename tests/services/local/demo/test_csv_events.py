@@ -115,6 +115,7 @@ def test_an_error_of_the_ingest_names_the_column(tmp_path: Path) -> None:
         ("user,at\nann,1714557600000\n", {"time_format": "epoch"}, "future.*epoch_ms"),
         ("user,at\nann,2024-05-01\n", {"time_format": "epoch"}, "leave out --time-format"),
         ("user,at\nann,2024-05-01\n", {"time_format": "%Q"}, "--time-format: 'Q'"),
+        ("user,at\nann,2024-05-01 UTC\n", {"time_format": "%Y-%m-%d %Z"}, "--time-format .*%Z.*%z"),
         ("user,at\n,2024-05-01\nbob\n", {}, "row 1 .*column 'user'.* 2 rows"),
         ("user,at\n", {}, "no rows"),
         (TEXT, {"gap": "bogus"}, "--gap: 'bogus'"),
@@ -209,6 +210,7 @@ def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
         ("epoch_ms", "1714557600000", AT_MS),
         ("epoch_us", "1714557600000000", AT_MS),
         ("%d/%m/%y %H:%M %z", "01/05/24 12:00 +0200", AT_MS),
+        ("%%Z %Y-%m-%d %H", "%Z 2024-05-01 10", AT_MS),
     ],
 )
 def test_time_formats(time_format: str | None, text: str, expected: int) -> None:
