@@ -359,7 +359,8 @@ def _describe_setting_error(cls: type[BaseModel], error: Any) -> str:
 
 
 def _show_setting_value(path: Sequence[str], value: Any) -> str:
-    return "a hidden value" if any("password" in p or "token" in p or "secret" in p for p in path) else repr(value)
+    secret = any(word in part for part in path for word in ("password", "token", "secret", "credential"))
+    return "a hidden value" if secret else repr(value)
 
 
 def _hide_flag_values(cls: type[BaseModel], message: str) -> str:

@@ -257,6 +257,15 @@ def test_a_secret_is_in_no_error(flags: list[str], environ: dict[str, str]) -> N
     assert "hunter2" not in message
 
 
+@pytest.mark.parametrize("variable", ["PENSTOCK_CREDENTIALS", "PENSTOCK_CREDENTIALS__SHOP"])
+def test_a_credential_that_is_not_a_table_is_not_shown(variable: str) -> None:
+    """The text in place of a credential's table is not in the error, since it may be the secret."""
+    text = '{"shop": "hunter2"}' if variable == "PENSTOCK_CREDENTIALS" else "hunter2"
+    with pytest.raises(ConfigError, match=r"credentials\.shop: .*got a hidden value") as raised:
+        GuardedSettings.load([], environ={variable: text})
+    assert "hunter2" not in str(raised.value)
+
+
 def test_a_misspelled_secret_in_the_file_is_not_shown() -> None:
     """The value of an unknown key in the file is not in the error, since it may be a secret."""
     Path("penstock.toml").write_text('[store]\ntokn = "hunter2"\n')
