@@ -56,10 +56,12 @@ class Up:
         """Start Kafka, then the services. Raises ConfigError, KafkaDied, ChildDied or ServiceStuck, with the reason, if
         one of them does not start.
 
-        The HTTP ports, the aggregator's settings and the topology are checked before anything starts. The topics that
-        the services need are checked once Kafka answers, and before that if Kafka has no data yet.
+        The HTTP settings and ports, the aggregator's settings and the topology are checked before anything starts. The
+        topics that the services need are checked once Kafka answers, and before that if Kafka has no data yet.
         """
         settings = self._settings
+        if settings.http.ssl_certfile is not None:
+            raise ConfigError(f"http.ssl_certfile: {PROGRAM} serves HTTP only: unset it (for TLS use a reverse proxy)")
         if settings.http.port:
             ports.require_free(settings.http.host, settings.http.port, "http.port")
         if settings.connect_worker and settings.connect_port:

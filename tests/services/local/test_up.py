@@ -126,6 +126,15 @@ async def test_topics_of_a_broker_with_data_are_checked_later() -> None:
         await up.startup()
 
 
+async def test_tls_is_an_error_before_kafka_is_started() -> None:
+    """A certificate is a ConfigError with the setting's name before anything starts."""
+    http = HttpSettings(port=0, ssl_certfile=Path("server.pem"))
+    up = Up(UpSettings(http=http, connect_port=0), Console(quiet=True))
+    up._broker = BrokerWithData()  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"http\.ssl_certfile"):
+        await up.startup()
+
+
 class RunningBroker:
     """A broker that runs until it is cancelled."""
 
