@@ -133,7 +133,13 @@ class Up:
     def _service_spec(
         self, name: str, own: dict[str, str], module: str = "penstock.services.cli", host: str = HOST
     ) -> ServiceSpec:
-        settings = {"KAFKA__BOOTSTRAP_SERVERS": self._broker.bootstrap_servers, **own}
+        http = self._settings.http
+        settings = {
+            "KAFKA__BOOTSTRAP_SERVERS": self._broker.bootstrap_servers,
+            "HTTP__FORWARDED_ALLOW_IPS": msgspec.json.encode(http.forwarded_allow_ips).decode(),
+            "HTTP__MAX_HEAD_BYTES": str(http.max_head_bytes),
+            **own,
+        }
         limit_ms = self._settings.shutdown_timeout_ms
         return ServiceSpec(name, settings, module, shutdown_timeout_ms=limit_ms, host=host)
 

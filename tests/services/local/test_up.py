@@ -16,11 +16,12 @@ from rich.console import Console
 from penstock.services.local.broker_config import LOG_FOLDER
 from penstock.services.local.connect_worker import make_connect_worker, worker_properties
 from penstock.services.local.embedded_kafka import META_PROPERTIES, EmbeddedKafka
-from penstock.services.local.settings import ConnectWorkerSettings, UpSettings
+from penstock.services.local.settings import ConnectWorkerSettings, GatewaySettings, UpSettings
 from penstock.services.local.stack import KILL_GRACE_MS, SHUTDOWN_TIMEOUT_MS, ServiceSpec, Stack, failing_checks
 from penstock.services.local.topologies import sessions
 from penstock.services.local.up import Up, main, require_topics
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.setting_names import ENV_PREFIX
 from penstock.shared.common.settings import HttpSettings, KafkaSettings, ServiceSettings
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
@@ -138,6 +139,8 @@ async def test_tls_is_an_error_before_kafka_is_started() -> None:
 class RunningBroker:
     """A broker that runs until it is cancelled."""
 
+    bootstrap_servers = "127.0.0.1:1"
+
     async def wait(self) -> None:
         await asyncio.Event().wait()
 
@@ -156,6 +159,15 @@ async def test_a_service_with_an_invalid_setting_ends_up(tmp_path: Path) -> None
     assert isinstance(error, ConfigError)
     assert "topics: unset" in str(error)
     assert service.starts == 1
+
+
+def test_services_have_the_http_settings_of_up() -> None:
+    """The proxies and the limit of the head that are set for `up` are those of its services."""
+    up = Up(UpSettings(http=HttpSettings(forwarded_allow_ips=("10.0.0.1",), max_head_bytes=9_999)))
+    up._broker = RunningBroker()  # type: ignore[assignment]
+    environ = {f"{ENV_PREFIX}{name}": value for name, value in up._gateway_spec([]).settings.items()}
+    http = GatewaySettings.load(environ=environ).http
+    assert (http.forwarded_allow_ips, http.max_head_bytes) == (("10.0.0.1",), 9_999)
 
 
 def joined() -> Topology:
