@@ -12,6 +12,7 @@ import sys
 from penstock.services import daemon
 from penstock.services.connect.daemon import ConnectDaemon
 from penstock.services.connect.worker_command_line import CommandLine
+from penstock.services.local.ports import address_text
 from penstock.services.local.settings import ConnectWorkerSettings
 from penstock.shared.connect.allowed_files import FILES_ALLOWED
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
@@ -42,7 +43,7 @@ def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
         "value.converter": JSON_CONVERTER,
         "value.converter.schemas.enable": "false",
         "scheduled.rebalance.max.delay.ms": "0",
-        "listeners": f"http://{http.host}:{http.port}",
+        "listeners": f"http://{address_text(http.host, http.port)}",
         **({} if settings.connect_files is None else {FILES_ALLOWED: str(settings.connect_files)}),
         "rest.max.head.bytes": str(http.max_head_bytes),
         **({} if token is None else {"rest.auth.token": token.get_secret_value()}),

@@ -1,8 +1,8 @@
-"""Ports for the embedded broker.
+"""Ports for the embedded broker and the services, and the text of an address.
 
-They are below the ephemeral ports, from which systems take the ports of outgoing connections (from 32768 on Linux, from
-49152 on macOS). While a broker restarts, a client's connection attempt could take an ephemeral port as its own. On the
-loopback the attempt could even connect to itself.
+The ports are below the ephemeral ports, from which systems take the ports of outgoing connections (from 32768 on Linux,
+from 49152 on macOS). While a broker restarts, a client's connection attempt could take an ephemeral port as its own. On
+the loopback the attempt could even connect to itself.
 """
 
 from __future__ import annotations
@@ -22,6 +22,15 @@ class PortTaken(ConfigError):
     """Another process listens on the port."""
 
 
+def address_text(host: str, port: int) -> str:
+    """Return `host:port`, with an IPv6 address in brackets.
+
+    >>> address_text("127.0.0.1", 80), address_text("::1", 80)
+    ('127.0.0.1:80', '[::1]:80')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_free(host: str, port: int) -> bool:
     """Return whether the port is free now. Raises ConfigError if listening fails for another reason."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -34,7 +43,7 @@ def is_free(host: str, port: int) -> bool:
         except OSError as e:
             if e.errno == errno.EADDRINUSE:
                 return False
-            raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror or e}") from None
+            raise ConfigError(f"cannot listen on {address_text(host, port)}: {e.strerror or e}") from None
     return True
 
 

@@ -272,6 +272,14 @@ def test_a_connect_worker_has_the_services_settings() -> None:
     assert (found["rest.auth.token"], found["offset.flush.interval.ms"]) == ("0123456789abcdef", "9")
 
 
+@pytest.mark.parametrize("host", ["::1", "::"])
+async def test_a_connect_worker_listens_at_an_ipv6_address(host: str) -> None:
+    """The host of the services' settings may be an IPv6 address."""
+    settings = ConnectWorkerSettings(http=HttpSettings(host=host, port=2), insecure_no_auth=True)
+    assert worker_properties(settings)["listeners"] == f"http://[{host}]:2"
+    make_connect_worker(settings)
+
+
 async def test_an_invalid_setting_of_the_connect_worker_is_an_error_before_the_start() -> None:
     """An invalid setting is a ConfigError with its name before anything starts."""
     with pytest.raises(ConfigError, match=r"offset\.flush\.interval\.ms"):
