@@ -14,6 +14,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
+from penstock.services.local.ports import address_text
 from penstock.shared.common.java.class_archive import archive_path
 from penstock.shared.common.java.installed_java import Java
 from penstock.shared.common.java.jars import read_jar_set
@@ -113,18 +114,19 @@ class EmbeddedKafkaSettings(Section):
 
 def broker_properties(settings: EmbeddedKafkaSettings, ports: Mapping[str, int]) -> dict[str, str]:
     """Return server.properties as a mapping. `ports` has each listener's port, including PLAINTEXT and CONTROLLER."""
-    addresses = {name: f"{name}://{settings.host}:{port}" for name, port in ports.items()}
+    addresses = {name: address_text(settings.host, port) for name, port in ports.items()}
+    listeners = {name: f"{name}://{address}" for name, address in addresses.items()}
     protocols = {CLIENT_LISTENER: "PLAINTEXT", CONTROLLER_LISTENER: "PLAINTEXT", **settings.listeners}
     return {
         **DEFAULT_PROPERTIES,
         **settings.properties,
         "process.roles": "broker,controller",
         "node.id": str(NODE_ID),
-        "controller.quorum.voters": f"{NODE_ID}@{settings.host}:{ports[CONTROLLER_LISTENER]}",
+        "controller.quorum.voters": f"{NODE_ID}@{addresses[CONTROLLER_LISTENER]}",
         "controller.listener.names": CONTROLLER_LISTENER,
         "inter.broker.listener.name": CLIENT_LISTENER,
-        "listeners": ",".join(addresses.values()),
-        "advertised.listeners": ",".join(a for name, a in addresses.items() if name != CONTROLLER_LISTENER),
+        "listeners": ",".join(listeners.values()),
+        "advertised.listeners": ",".join(text for name, text in listeners.items() if name != CONTROLLER_LISTENER),
         "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
         "log.dirs": LOG_FOLDER,
     }

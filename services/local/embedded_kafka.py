@@ -112,7 +112,7 @@ class EmbeddedKafka:
         """
         if listener not in self._ports:
             raise IllegalState(f"{listener}: the broker was not started, or has no such listener")
-        return f"{self.settings.host}:{self._ports[listener]}"
+        return ports.address_text(self.settings.host, self._ports[listener])
 
     @property
     def child(self) -> ChildProcess:

@@ -34,6 +34,7 @@ from penstock.services.local.kafka_command import main
 from penstock.shared.common.errors import ConfigError, IllegalState, JarsUnavailable
 from penstock.shared.common.java import installed_java
 from penstock.shared.common.java.installed_java import Java
+from penstock.shared.common.settings import KafkaSettings
 
 JAVA = Java(Path("/usr/bin/java"), 17, "PATH")
 
@@ -147,6 +148,18 @@ def test_listeners_and_ports_fit_together() -> None:
     assert properties["advertised.listeners"] == "PLAINTEXT://127.0.0.1:21001,SECURE://127.0.0.1:21003"
     assert properties["listener.security.protocol.map"] == "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL"
     assert properties["controller.quorum.voters"] == "1@127.0.0.1:21002"
+
+
+def test_an_ipv6_host_is_in_brackets(tmp_path: Path) -> None:
+    """With an IPv6 host the listeners and the bootstrap servers have it in brackets."""
+    settings = EmbeddedKafkaSettings(host="::1")
+    properties = broker_properties(settings, PORTS)
+    assert properties["listeners"] == "PLAINTEXT://[::1]:21001,CONTROLLER://[::1]:21002"
+    assert properties["advertised.listeners"] == "PLAINTEXT://[::1]:21001"
+    assert properties["controller.quorum.voters"] == "1@[::1]:21002"
+    kafka = EmbeddedKafka(tmp_path, settings)
+    kafka._ports = PORTS
+    assert KafkaSettings(bootstrap_servers=kafka.bootstrap_servers).bootstrap_servers == "[::1]:21001"
 
 
 def test_old_event_times_are_not_deleted() -> None:
