@@ -19,6 +19,7 @@ from penstock.api.streams.task_views import StreamsView
 from penstock.shared.clients.admin.types import DEAD
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import GroupNotFound, PenstockError
+from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import decode_json
 
 GROUPS_MAX = 50
@@ -34,7 +35,7 @@ HEALTHY_STATUSES = ("ok", "healthy")
 def services_client(timeout_ms: int, token: SecretStr | None) -> httpx.AsyncClient:
     """Return the client for `HttpSource`, which sends the token."""
     headers = {} if token is None else {"Authorization": f"Bearer {token.get_secret_value()}"}
-    return httpx.AsyncClient(timeout=timeout_ms / 1000, headers=headers, trust_env=False)
+    return httpx.AsyncClient(timeout=timeout_ms / 1000, headers=headers, verify=client_tls(), trust_env=False)
 
 
 class Source(Protocol):

@@ -110,7 +110,7 @@ class ApplicationView:
         self._tokens = tokens
         self.url = ""
         try:
-            verify = True if settings.ssl_cafile is None else ssl.create_default_context(cafile=settings.ssl_cafile)
+            verify = ssl.create_default_context(cafile=settings.ssl_cafile)  # None: the system's CA certificates
         except OSError as e:  # ssl.SSLError is one
             raise ConfigError(f"queries.ssl_cafile: {settings.ssl_cafile}: {e.strerror or e}") from None
         limits = httpx.Limits(max_connections=CONNECTIONS_MAX)

@@ -23,6 +23,7 @@ from penstock.services.command_line import run_app
 from penstock.services.connect.property_files import read_connector_file
 from penstock.services.terminal_tables import plain
 from penstock.shared.common.errors import ConfigError, PenstockError
+from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 
 DEFAULT_URL = "http://127.0.0.1:8083"
@@ -205,7 +206,9 @@ def _request_worker(method: str, path: str, url: str | None, body: Any = None) -
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     auth = httpx.BasicAuth(user, password) if user and not token else None
     try:
-        with httpx.Client(timeout=TIMEOUT_MS / 1000, trust_env=False, headers=headers, auth=auth) as client:
+        with httpx.Client(
+            timeout=TIMEOUT_MS / 1000, verify=client_tls(), trust_env=False, headers=headers, auth=auth
+        ) as client:
             response = client.request(method, f"{base}{path}", json=body)
     except (httpx.HTTPError, httpx.InvalidURL) as e:
         raise ConnectRestError(f"{base}: {type(e).__name__}: {e}".rstrip(": ")) from None

@@ -18,6 +18,7 @@ import httpx
 import msgspec
 
 from penstock.shared.common.errors import DataError
+from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import JSON_POINTER, InvalidJson, decode_json
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.config_def import (
@@ -98,7 +99,8 @@ def make_http_client(values: Mapping[str, Any]) -> httpx.AsyncClient:
         auth = httpx.BasicAuth(values["http.auth.user"], values["http.auth.password"].value)
     elif values["http.auth.type"] == "bearer":
         headers["Authorization"] = f"Bearer {values['http.auth.token'].value}"
-    return httpx.AsyncClient(headers=headers, auth=auth, timeout=values["request.timeout.ms"] / 1000)
+    timeout_s = values["request.timeout.ms"] / 1000
+    return httpx.AsyncClient(headers=headers, auth=auth, timeout=timeout_s, verify=client_tls())
 
 
 def is_passing(status: int) -> bool:

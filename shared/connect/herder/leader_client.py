@@ -13,6 +13,7 @@ import httpx
 import msgspec
 
 from penstock.shared.common.errors import RetriableError
+from penstock.shared.common.http_tls import client_tls
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.herder.session_keys import sign
 from penstock.shared.connect.storage.config_records import Config, SessionKey
@@ -43,7 +44,9 @@ class LeaderClient:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         name, _, password = user.partition(":")
         auth = httpx.BasicAuth(name, password) if user and not token else None
-        self._client = httpx.AsyncClient(timeout=timeout_ms / 1000, trust_env=False, headers=headers, auth=auth)
+        self._client = httpx.AsyncClient(
+            timeout=timeout_ms / 1000, verify=client_tls(), trust_env=False, headers=headers, auth=auth
+        )
 
     async def close(self) -> None:
         """Close the connections to the leader."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,14 +13,25 @@ from prometheus_client import CollectorRegistry
 from penstock.api.console.overview import KafkaSample, ServiceSample
 from penstock.api.http.app import create_health_app
 from penstock.api.http.health import CheckResult
+from penstock.api.http.server import HttpServer
 from penstock.api.streams.routes import streams_router
 from penstock.api.streams.task_views import StreamsState
 from penstock.services.admin.cached_overview import CachedOverview
-from penstock.services.admin.overview_sources import GROUPS_MAX, HttpSource, KafkaSource, LocalSource, sum_metrics
+from penstock.services.admin.overview_sources import (
+    GROUPS_MAX,
+    HttpSource,
+    KafkaSource,
+    LocalSource,
+    services_client,
+    sum_metrics,
+)
 from penstock.shared.clients.admin import GroupListing, PartitionLag
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import BrokerNotAvailable, GroupNotFound
+from penstock.shared.common.http_tls import client_tls
+from penstock.shared.common.settings import HttpSettings
 from tests.api.admin.test_administration import MemoryAdmin
+from tests.integration.certificates import Authority
 
 
 class View:
@@ -50,6 +62,24 @@ async def test_a_service_is_read_through_http() -> None:
     assert (sample.status, sample.detail) == ("failing", "kafka: no broker")
     assert sample.metrics["penstock_streams_late_records_total"] == 5
     assert sample.streams == {"tasks": [{"partition": 0, "state_rows": 4}]}
+
+
+async def test_a_service_with_a_certificate_of_an_own_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service over TLS is read if the system trusts the authority of its certificate."""
+    authority = Authority(tmp_path, "authority")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.cafile))
+    client_tls.cache_clear()
+    app = create_health_app("a", {}, registry())
+    server = HttpServer(app, HttpSettings(ssl_certfile=authority.issue("server")))
+    await server.start()
+    try:
+        async with services_client(10_000, None) as client:
+            assert await HttpSource("a", server.url, client).check() == CheckResult(True, "")
+    finally:
+        client_tls.cache_clear()
+        await server.stop(1_000)
 
 
 async def test_a_services_health_as_one_check() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from penstock.shared.connect.converters.schema_registry_serde import (
     subject_of,
 )
 from penstock.shared.connect.errors import MoreNeeded
+from tests.integration.certificates import Authority
 from tests.shared.connect.converters.converting import fetching
 from tests.shared.connect.converters.registry_server import SchemaRegistry, schema_registry
 
@@ -58,6 +60,15 @@ async def test_clients_read_the_ca_certificates_once(monkeypatch: pytest.MonkeyP
         for version in ('"int"', '"long"'):
             await RegistryClient(RegistryAccess((server.url,))).register("t", "AVRO", version)
     assert made == [1]
+
+
+def test_clients_trust_the_systems_authorities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SSL_CERT_FILE replaces the system's CA certificates."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(Authority(tmp_path, "authority").cafile))
+    client_tls.cache_clear()
+    (trusted,) = client_tls().get_ca_certs()
+    client_tls.cache_clear()
+    assert (("commonName", "authority"),) in trusted["subject"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
