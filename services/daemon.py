@@ -1,9 +1,10 @@
 """The lifecycle of a service: settings, `startup`, `main_loop`, `shutdown`, and the signals that end it.
 
 SIGTERM or SIGINT cancels `main_loop` and runs `shutdown`. The two share the limit `shutdown_timeout_ms`, after which
-`run` returns. A second signal ends the process at once. The exit status is 0 if the work is done or a requested
-shutdown succeeded. It is 1 after an error, also if the limit passed. It is 2 after an error that only other settings
-fix (ConfigError: a port in use, a missing file).
+`run` returns. The process then waits at most EXIT_GRACE_MS for threads and tasks that are still at work. A second
+signal ends the process at once. The exit status is 0 if the work is done or a requested shutdown succeeded. It is 1
+after an error, also if the limit passed. It is 2 after an error that only other settings fix (ConfigError: a port in
+use, a missing file).
 
 A Penstock error is logged as one line. An unexpected error is logged with its traceback.
 """
@@ -14,6 +15,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -23,6 +25,9 @@ from penstock.shared.common.log import configure, get_logger
 from penstock.shared.common.settings import DaemonSettings, load_settings_or_exit
 
 log = get_logger(__name__)
+
+EXIT_GRACE_MS = 1_000
+"""A thread cannot be cancelled, and its read of an object store may take minutes. Less than a stack's KILL_GRACE_MS."""
 
 
 class Daemon(Protocol):
@@ -65,10 +70,22 @@ def serve(
         return await run(make(settings), limit_ms(settings) if limit_ms else settings.shutdown_timeout_ms)
 
     try:
-        return asyncio.run(run_daemon())
+        with asyncio.Runner() as runner:
+            status = runner.run(run_daemon())
+            # The runner's exit waits for threads and for tasks that ignore their cancellation.
+            leaving = threading.Timer(EXIT_GRACE_MS / 1000, _leave, [status])
+            leaving.daemon = True
+            leaving.start()
     except ConfigError as e:  # raised by `make`: nothing has started yet
         print(f"{program}: {e}", file=sys.stderr)
         return ExitStatus.WRONG_SETTING
+    leaving.cancel()
+    return status
+
+
+def _leave(status: int) -> None:
+    log.warning("threads or tasks are still at work: leaving without them", after_ms=EXIT_GRACE_MS)
+    os._exit(status)
 
 
 def require_running(tasks: Iterable[asyncio.Task[Any]]) -> None:
