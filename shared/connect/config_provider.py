@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,19 +75,27 @@ class _PathConfigProvider(ConfigProvider):
         if allowed := params.get("allowed.paths"):
             self._allowed = [Path(path.strip()).resolve() for path in allowed.split(",")]
 
-    def _read_allowed_file(self, path: Path) -> str:
+    def _read_allowed_file(self, path: Path) -> str | None:
+        """Return the file's text, or None if there is no such file.
+
+        Raises ConfigError for a path outside of `allowed.paths`, whether or not it exists, and for an unreadable file.
+        """
         if "\0" in str(path):
             raise ConfigError(f"{path} must not have a NUL character")
         # Resolved before the comparison: a link or `..` must not lead out of the allowed folders.
-        resolved = path.resolve()
+        resolved = Path(os.path.realpath(path))
         if self._allowed is not None and not any(resolved.is_relative_to(allowed) for allowed in self._allowed):
             raise ConfigError(f"{path} is outside of allowed.paths")
         try:
+            if not stat.S_ISREG(resolved.stat().st_mode):
+                return None
             with resolved.open("rb") as file:
                 data = file.read(FILE_BYTES_MAX + 1)
             if len(data) > FILE_BYTES_MAX:
                 raise ConfigError(f"{path} has more than {FILE_BYTES_MAX} bytes")
             return data.decode()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
         except OSError as e:
             raise ConfigError(f"{path}: {e.strerror}") from None
         except UnicodeDecodeError:
@@ -97,7 +106,12 @@ class FileConfigProvider(_PathConfigProvider):
     """The properties of the file that the path names. The key is a property's name."""
 
     def get(self, path: str, key: str) -> str | None:
-        return parse_properties(self._read_allowed_file(Path(path))).get(key) if path else None
+        if not path:
+            return None
+        text = self._read_allowed_file(Path(path))
+        if text is None:
+            raise ConfigError(f"{path}: No such file")
+        return parse_properties(text).get(key)
 
 
 class DirectoryConfigProvider(_PathConfigProvider):
@@ -106,8 +120,7 @@ class DirectoryConfigProvider(_PathConfigProvider):
     def get(self, path: str, key: str) -> str | None:
         if not path or not key or Path(key).name != key:
             return None
-        file = Path(path) / key
-        return self._read_allowed_file(file) if file.is_file() else None
+        return self._read_allowed_file(Path(path) / key)
 
 
 PROVIDERS: dict[str, type[ConfigProvider]] = {

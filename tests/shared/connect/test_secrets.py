@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -76,8 +77,9 @@ def test_files_outside_of_the_allowed_paths_are_errors(tmp_path: Path) -> None:
     provider.configure({"allowed.paths": str(inside)})
     assert provider.get(str(inside), "x") == "v"
     assert provider.get(str(inside), "../out/x") is None
-    with pytest.raises(ConfigError, match=r"outside of allowed\.paths"):
-        provider.get(str(outside), "x")
+    for key in ("x", "missing"):
+        with pytest.raises(ConfigError, match=r"outside of allowed\.paths"):
+            provider.get(str(outside), key)
     environment = EnvVarConfigProvider({"A": "1", "B": "2"})
     environment.configure({"allowlist.pattern": "A"})
     assert (environment.get("", "A"), environment.get("", "B")) == ("1", None)
@@ -102,6 +104,30 @@ def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
         transformer().resolve({"x": f"${{file:{tmp_path}/none:k}}"})
     with pytest.raises(ConfigError, match="NUL"):
         transformer().resolve({"x": f"${{file:{tmp_path}\0/none:k}}"})
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(ConfigError, match="symbolic links"):
+        transformer().resolve({"x": f"${{file:{tmp_path}/loop:k}}"})
+
+
+def test_a_missing_file_of_a_folder_is_no_error_but_an_unreadable_one_is(tmp_path: Path) -> None:
+    """A variable whose file does not exist in the folder stays unchanged; any other failure is an error."""
+    provider = DirectoryConfigProvider()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    assert [provider.get(str(tmp_path), key) for key in ("missing", "folder", "pipe")] == [None] * 3
+    assert provider.get(str(tmp_path / "file"), "x") is None
+    with pytest.raises(ConfigError, match="name too long"):
+        provider.get(str(tmp_path), "x" * 300)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may search each folder")
+def test_a_folder_that_may_not_be_searched_is_an_error(tmp_path: Path) -> None:
+    """A folder of another user is an error with the reason."""
+    tmp_path.chmod(0)
+    with pytest.raises(ConfigError, match="Permission denied"):
+        DirectoryConfigProvider().get(str(tmp_path), "x")
+    tmp_path.chmod(0o700)
 
 
 def test_masking_replaces_values_by_variables() -> None:
