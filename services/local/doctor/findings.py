@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock.shared.clients.admin import NewTopic, event_time_topic
+from penstock.shared.clients.admin.types import topic_before_3_6
 from penstock.shared.common.records import INT64_MAX
 from penstock.shared.common.topic_names import CHANGELOG_SUFFIX, DEAD_LETTER_SUFFIX, LATE_SUFFIX, dead_letter_topic
 from penstock.shared.streams.runtime.application_topics import (
@@ -36,6 +37,8 @@ AGE_CONFIGS = ("retention.ms", "segment.ms")
 TYPE_CONFIG = "message.timestamp.type"
 AHEAD_CONFIG = "message.timestamp.after.max.ms"
 BEHIND_CONFIG = "message.timestamp.before.max.ms"
+DIFFERENCE_CONFIG = "message.timestamp.difference.max.ms"
+"""The limit of Kafka before 3.6, in both directions. Kafka 3.6 to 3.9 use it if BEHIND_CONFIG sets no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,11 @@ class TopicFacts:
         """Return a config as a number; None if it sets no limit."""
         value = int(self.configs.get(config) or -1)
         return None if value < 0 or value == INT64_MAX else value
+
+    @property
+    def is_before_3_6(self) -> bool:
+        """Whether the broker is Kafka before 3.6: it has only the older limit of timestamps."""
+        return DIFFERENCE_CONFIG in self.configs and BEHIND_CONFIG not in self.configs
 
     @property
     def deletes(self) -> bool:
@@ -125,9 +133,10 @@ def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
     if (ahead_ms := topic.ms(AHEAD_CONFIG)) is not None:
         message = f"{AHEAD_CONFIG}={ahead_ms}: one record further ahead makes the broker reject its whole batch"
         add_finding("warning", message, message_timestamp_after_max_ms=str(INT64_MAX))
-    if (behind_ms := topic.ms(BEHIND_CONFIG)) is not None:
-        message = f"{BEHIND_CONFIG}={behind_ms}: one record with an older event time makes the broker reject its batch"
-        add_finding("problem", message, message_timestamp_before_max_ms=str(INT64_MAX))
+    behind = BEHIND_CONFIG if topic.ms(BEHIND_CONFIG) is not None else DIFFERENCE_CONFIG
+    if (behind_ms := topic.ms(behind)) is not None:
+        message = f"{behind}={behind_ms}: one record with an older event time makes the broker reject its batch"
+        add_finding("problem", message, **{behind.replace(".", "_"): str(INT64_MAX)})
     return found
 
 
@@ -158,7 +167,10 @@ def dead_letter_findings(source: TopicFacts, dead_letters: TopicFacts | None, bo
         if not source.named:
             return []
         configs = {"max.message.bytes": str(needed)}
-        fix = create_topic_command(bootstrap_servers, event_time_topic(name, source.partitions), configs)
+        topic = event_time_topic(name, source.partitions)
+        fix = create_topic_command(
+            bootstrap_servers, topic_before_3_6(topic) if source.is_before_3_6 else topic, configs
+        )
         message = "it does not exist; the aggregator and the consumer create it at start-up if they may"
         return [Finding("warning", f"dead-letter topic {name}", message, fix)]
     width = int(dead_letters.configs.get("max.message.bytes") or 0)
@@ -175,8 +187,10 @@ def all_topic_findings(
     """Return the findings on all `topics`, and on the `missing` topics, which the user named and which do not exist."""
     found: list[Finding] = []
     groups = set(groups)
+    before_3_6 = any(topic.is_before_3_6 for topic in topics.values())
     for name in missing:
-        fix = create_topic_command(bootstrap_servers, event_time_topic(name, 4), {})
+        new = event_time_topic(name, 4)
+        fix = create_topic_command(bootstrap_servers, topic_before_3_6(new) if before_3_6 else new, {})
         found.append(Finding("problem", f"topic {name}", "it does not exist", fix))
     for name, topic in sorted(topics.items()):
         if topic.leaderless:

@@ -15,6 +15,7 @@ from penstock.services.local.doctor.findings import (
 )
 from penstock.services.local.doctor.main import main
 from penstock.shared.clients.admin import event_time_topic
+from penstock.shared.clients.admin.types import UNLIMITED_TIMESTAMPS
 from penstock.shared.streams.runtime.application_topics import CHANGELOG_CONFIGS
 from penstock.shared.streams.settings import DEAD_LETTER_OVERHEAD_MAX
 
@@ -100,6 +101,27 @@ def test_configs_that_lose_event_times(changed: dict[str, str], level: str, fix:
     """Configs that overwrite or reject event times, or compact records away, have a finding with a fix."""
     findings = topic_findings(TopicFacts("clicks", 3, configs(**changed), named=True), KAFKA)
     assert (level, True) in [(finding.level, fix in finding.fix) for finding in findings]
+
+
+def configs_before_3_6(difference_ms: int) -> dict[str, str]:
+    kept = {name: value for name, value in DEFAULTS.items() if name not in UNLIMITED_TIMESTAMPS}
+    return kept | {"message.timestamp.difference.max.ms": str(difference_ms)}
+
+
+def test_kafka_before_3_6_has_one_limit_of_timestamps() -> None:
+    """The limit is a problem as its successor is, and the commands have only configs that such a broker knows."""
+    facts = TopicFacts("clicks", 3, configs_before_3_6(1_000), named=True)
+    findings = all_topic_findings({"clicks": facts}, ["gone"], [], KAFKA)
+    limits = [f for f in findings if f.message.startswith("message.timestamp.difference.max.ms=1000: ")]
+    assert levels(limits) == ["problem"]
+    assert limits[0].fix == f"{ALTER} clicks --add-config message.timestamp.difference.max.ms={2**63 - 1}"
+    created = [finding.fix for finding in findings if "--create" in finding.fix]
+    assert len(created) == 2
+    for fix in created:
+        assert "--config message.timestamp.difference.max.ms=" in fix
+        assert "message.timestamp.before.max.ms" not in fix
+    unlimited = TopicFacts("clicks", 3, configs_before_3_6(2**63 - 1), named=True)
+    assert "problem" not in levels(topic_findings(unlimited, KAFKA))
 
 
 def test_a_changelog_that_loses_state_is_a_problem() -> None:
