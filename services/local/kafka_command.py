@@ -16,9 +16,7 @@ from penstock.services.local.broker_config import DEFAULT_DATA_DIR, EmbeddedKafk
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import configure
-from penstock.shared.common.settings import LogSettings
-
-PORT_MAX = 65_535
+from penstock.shared.common.settings import PORT_MAX, LogSettings
 
 
 async def run_in_foreground(data_dir: Path, settings: EmbeddedKafkaSettings) -> None:

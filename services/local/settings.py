@@ -16,6 +16,7 @@ from penstock.shared.common.settings import (
     HttpSettings,
     KafkaSettings,
     LogSettings,
+    Port,
     PositiveMs,
 )
 from penstock.shared.common.time_text import TimeUnit
@@ -47,8 +48,8 @@ class UpSettings(DaemonSettings):
     handler: str = "penstock.services.local.log_handler:log_record"
     group_id: str = "handler"
     connect_worker: bool = Field(default=True, description="whether to run a Connect worker")
-    connect_port: int = Field(
-        default=8083, ge=0, le=65_535, description="port of the Connect worker's REST API, at http.host; 0: a free one"
+    connect_port: Port = Field(
+        default=8083, description="port of the Connect worker's REST API, at http.host; 0: a free one"
     )
 
 
