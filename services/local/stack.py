@@ -92,7 +92,6 @@ class Service:
         self.log_file = log_file
         self._inherited = inherited
         self._child: ChildProcess | None = None
-        self.starts = 0
 
     def __repr__(self) -> str:
         return f"Service({self.spec.name}, {self.url}, {self._child!r})"
@@ -123,7 +122,6 @@ class Service:
             env=environment,
             orphan_limit_ms=self.spec.stop_timeout_ms,
         )
-        self.starts += 1
 
     async def healthy(
         self, report: Callable[[Service, str], None] | None = None, still_ms: int = HEALTH_STILL_MS

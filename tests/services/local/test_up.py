@@ -147,18 +147,18 @@ class RunningBroker:
 
 async def test_a_service_with_an_invalid_setting_ends_up(tmp_path: Path) -> None:
     """A service that ends with status 2 is not restarted: `up` ends with the service's last output."""
-    (tmp_path / "rejects.py").write_text("print('topics: unset'); raise SystemExit(2)")
+    (tmp_path / "rejects.py").write_text("print('topics: unset'); open('starts', 'a').write('x'); raise SystemExit(2)")
     up = Up(UpSettings(), Console(quiet=True))
     up._broker = RunningBroker()  # type: ignore[assignment]
     path = {"PYTHONPATH": str(tmp_path)}
-    service = await up._stack.start(ServiceSpec("consumer", {}, module="rejects", environment=path))
+    await up._stack.start(ServiceSpec("consumer", {}, module="rejects", environment=path))
     with pytest.raises(ExceptionGroup) as ended:
         async with asyncio.timeout(20):
             await up.main_loop()
     (error,) = ended.value.exceptions
     assert isinstance(error, ConfigError)
     assert "topics: unset" in str(error)
-    assert service.starts == 1
+    assert (tmp_path / "starts").read_text() == "x"
 
 
 def test_services_have_the_http_settings_of_up() -> None:
