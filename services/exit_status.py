@@ -8,7 +8,7 @@ from penstock.shared.common.errors import ConfigError, PenstockError
 
 
 class ExitStatus(IntEnum):
-    """The statuses that several commands share."""
+    """The statuses that several commands share, and COMMIT_CONFLICT, which the aggregator reads too."""
 
     OK = 0
     FAILED = 1

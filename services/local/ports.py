@@ -15,7 +15,7 @@ from penstock.shared.common.errors import ConfigError
 
 FIRST = 20_000
 LAST = 32_000
-ATTEMPTS = 200  # 12,000 ports: that many misses in a row mean something else is wrong
+ATTEMPTS = 200  # for all ports of one call of `pick`: if these do not suffice, something else is wrong
 
 
 class PortTaken(ConfigError):

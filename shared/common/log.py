@@ -53,7 +53,7 @@ def configure(settings: LogSettings, service: str) -> None:
     root.setLevel(settings.level.upper())
     for noisy in ("httpx", "httpcore", "uvicorn.access", "py4j"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
-    # Silenced on its own; see the connection's `security` module.
+    # aiokafka logs retries as errors (see shared/clients/connection/security.py), so it logs only at level debug.
     logging.getLogger("aiokafka").setLevel(root.level if settings.level == "debug" else logging.CRITICAL)
     structlog.contextvars.bind_contextvars(service=service)
 

@@ -36,7 +36,7 @@ V = TypeVar("V", covariant=True, default=bytes | None)
 NO_TIMESTAMP = -1
 """Kafka's value for a record without a timestamp."""
 OFFSET_METADATA_MAX_BYTES = 4_096
-"""The metadata that a broker stores with an offset (its `offset.metadata.max.bytes` by default)."""
+"""The most bytes of metadata that a broker stores with an offset: the default of `offset.metadata.max.bytes`."""
 
 
 def header_pairs(headers: AnyHeaders) -> Headers:

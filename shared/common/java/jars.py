@@ -210,7 +210,7 @@ class _AttemptFailed(Exception):
 
 
 class _WrongContent(Exception):
-    """The received bytes are not the locked jar."""
+    """The response is not the locked jar: it has other bytes, or a status such as 404."""
 
 
 async def _fetch_jar(
