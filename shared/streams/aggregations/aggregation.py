@@ -26,6 +26,7 @@ import msgspec.inspect
 from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.common.json_decoding import JSON_ERRORS
 from penstock.shared.common.records import INT64_MAX, INT64_MIN
 from penstock.shared.streams.user_code import plain, user_copy
 
@@ -358,6 +359,9 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
 class Aggregate(Aggregation[Any]):
     """An aggregation by a user's initializer, aggregator and merger, as in Kafka Streams. The state is kept as JSON.
 
+    `state_type` is the type as which a restart reads the state. `to_columns` raises DataError for a state that cannot
+    be restored.
+
     The functions get copies of the state, and the result is a copy, so the user's code may change these objects.
     """
 
@@ -375,6 +379,7 @@ class Aggregate(Aggregation[Any]):
         self.initial = plain("Aggregate: initializer", initializer)  # type: ignore[method-assign]
         self._aggregator = plain("Aggregate: aggregator", aggregator)
         self._merger = plain("Aggregate: merger", merger)
+        self._is_untyped = state_type is Any
         self._decode = msgspec.json.Decoder(state_type).decode
 
     def initial(self) -> Any:
@@ -388,13 +393,29 @@ class Aggregate(Aggregation[Any]):
         return self._merger(user_copy(earlier), user_copy(later))
 
     def to_columns(self, state: Any) -> tuple[ColumnValue, ...]:
-        return (msgspec.json.encode(state),)
+        return (encode_restorable(state, None if self._is_untyped else self._decode),)
 
     def from_columns(self, columns: Sequence[Any]) -> Any:
         return self._decode(columns[0])
 
     def result(self, state: Any) -> Any:
         return user_copy(state)
+
+
+def encode_restorable(state: Any, decode: Callable[[bytes], Any] | None) -> bytes:
+    """Return a state as JSON. Raises DataError if `decode`, which a restore calls, cannot decode it.
+
+    With None, every JSON can be restored.
+    """
+    encoded = msgspec.json.encode(state)
+    if decode is not None:
+        # The type is only declared, and JSON has no NaN and no infinity. The changelog must not hold a state with which
+        # every restore fails.
+        try:
+            decode(encoded)
+        except JSON_ERRORS as e:
+            raise DataError(f"a value cannot be restored as its declared type: {e} (NaN is null in JSON)") from e
+    return encoded
 
 
 def sketch_of(deserialize: Callable[[bytes], Sketch], data: bytes) -> Sketch:

@@ -29,9 +29,9 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue
+from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue, encode_restorable
 from penstock.shared.streams.durations import duration_ms
-from penstock.shared.streams.operators.tables import Joiner, encode_restorable
+from penstock.shared.streams.operators.tables import Joiner
 from penstock.shared.streams.processor import NO_TIME, Processor, ProcessorContext, TimedProcessor
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.state.join_store import JoinRow, JoinStore

@@ -16,8 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.shared.common.errors import DataError
-from penstock.shared.common.json_decoding import JSON_ERRORS
-from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue
+from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue, encode_restorable
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.state.key_value_store import KeyValueStore
@@ -26,22 +25,6 @@ from penstock.shared.streams.windows.size_limits import check_key
 
 Joiner = Callable[[Any, Any], Any]
 """Returns the result's value from the stream's value and the other side's; a left join without a match has None."""
-
-
-def encode_restorable(state: Any, decode: Callable[[bytes], Any] | None) -> bytes:
-    """Return a state as JSON. Raises DataError if `decode`, which a restore calls, cannot decode it.
-
-    With None, every JSON can be restored.
-    """
-    encoded = msgspec.json.encode(state)
-    if decode is not None:
-        # The type is only declared, and JSON has no NaN and no infinity. The changelog must not hold a state with which
-        # every restore fails.
-        try:
-            decode(encoded)
-        except JSON_ERRORS as e:
-            raise DataError(f"a value cannot be restored as its declared type: {e} (NaN is null in JSON)") from e
-    return encoded
 
 
 class RowValue(Aggregation[Any]):

@@ -376,6 +376,24 @@ def test_an_aggregator_that_changes_its_state_leaves_no_trace_of_a_rejected_reco
     assert all(result in (None, [1, 1], [3, 3], [1, 1, 3, 3]) for result in results)
 
 
+@pytest.mark.parametrize(("state_type", "good", "bad"), [(int, b"1", b"1.5"), (float, b"1.5", b'"nan"')])
+def test_an_aggregate_takes_only_states_that_can_be_restored(state_type: Any, good: bytes, bad: bytes) -> None:
+    """A record is a dead letter if the JSON of its new state is not of the state's type. A restore succeeds."""
+    total = Aggregate(
+        state_type, lambda state, v: state + (float(v) if v == "nan" else v), lambda a, b: a + b, state_type
+    )
+    builder = StreamsBuilder()
+    builder.stream("in", value=Any).group_by_key().session_window(10).aggregate("s", total=total).on_update().to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for value in (good, bad):
+        driver.pipe("in", key=b"k", value=value)
+    driver.crash()
+    driver.restore()
+    assert [record.value for record in driver.read("in-dlq")] == [bad]
+    (session,) = driver.store("s").rows()
+    assert session.states == [msgspec.json.decode(good)]
+
+
 def _extended(earlier: list[int], later: list[int]) -> list[int]:
     earlier.extend(later)
     return earlier
