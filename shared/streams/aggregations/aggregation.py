@@ -69,7 +69,7 @@ class Aggregation(ABC, Generic[State]):
     @property
     @abstractmethod
     def result_type(self) -> ResultType:
-        """The type of `result`; `json` is anything that msgspec encodes."""
+        """The type of `result`: a number, or `json` for anything that msgspec encodes. Only `json` may be mutable."""
 
     def bind(self, value_type: Any) -> Self:
         """Return the aggregation for a stream of `value_type`.
@@ -108,7 +108,7 @@ class Aggregation(ABC, Generic[State]):
 
     @abstractmethod
     def result(self, state: State) -> Any:
-        """Return the result that is forwarded."""
+        """Return the result, which may share objects with the state; user code gets a copy."""
 
 
 class Count(Aggregation[int]):
@@ -362,7 +362,7 @@ class Aggregate(Aggregation[Any]):
     `state_type` is the type as which a restart reads the state. `to_columns` raises DataError for a state that cannot
     be restored.
 
-    The functions get copies of the state, and the result is a copy, so the user's code may change these objects.
+    The functions get copies of the state, so they may change them.
     """
 
     function = "aggregate"
@@ -399,7 +399,7 @@ class Aggregate(Aggregation[Any]):
         return self._decode(columns[0])
 
     def result(self, state: Any) -> Any:
-        return user_copy(state)
+        return state
 
 
 def encode_restorable(state: Any, decode: Callable[[bytes], Any] | None) -> bytes:

@@ -24,7 +24,7 @@ from penstock.shared.streams.user_code import user_copy
 from penstock.shared.streams.window_result import WindowKey, WindowResult
 from penstock.shared.streams.windows.aggregate_store import key_in_aggregate_row
 from penstock.shared.streams.windows.json_rows import json_key_texts, json_objects, json_texts
-from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.state_columns import Column, StateColumns
 from penstock.shared.streams.windows.window_columns import WindowColumns
 
 BOUNDS = ("key", "start", "end")
@@ -61,7 +61,7 @@ class ResultBatch:
         return len(self.windows)
 
     def records(self) -> Iterator[tuple[Record, Exception | None]]:
-        """Yield the results as records one by one, with an error if one cannot be made."""
+        """Yield the results as records one by one, with an error if one cannot be made; the records have copies."""
         windows = self.windows
         retracted = [False] * len(self) if self.is_retracted is None else self.is_retracted.tolist()
         keys = self.keys_of(windows.keys)
@@ -79,7 +79,7 @@ class ResultBatch:
                     if self.has_bounds:
                         result = WindowResult(keys[at], starts[at], ends[at], named)
                     else:
-                        result = user_copy({"key": key_in_aggregate_row(keys[at]), **named})
+                        result = {"key": key_in_aggregate_row(keys[at]), **named}
                 except Exception as e:
                     error = e
             key = WindowKey(keys[at], starts[at], ends[at]) if self.has_bounds else keys[at]
@@ -90,13 +90,18 @@ class ResultBatch:
         if self.is_retracted is not None and self.is_retracted.any():
             return None
         try:
-            return self.columns.results(self.windows.columns)[self._has_latest_record :]
+            return self._copy_results(self.windows.columns)
         except Exception:
             return None
 
     def _results_of_window(self, at: int) -> list[Any]:
-        results = self.columns.results([column[at : at + 1] for column in self.windows.columns])
-        return [own[0] for own in results[self._has_latest_record :]]
+        return [own[0] for own in self._copy_results([column[at : at + 1] for column in self.windows.columns])]
+
+    def _copy_results(self, columns: Sequence[Column]) -> list[list[Any]]:
+        """Return each aggregation's results of these windows as copies, which share nothing with the states."""
+        results = zip(self.columns.aggregations, self.columns.results(columns), strict=True)
+        copied = [list(map(user_copy, own)) if one.result_type == "json" else own for one, own in results]
+        return copied[self._has_latest_record :]
 
     def encoded(self, *, whole_window_keys: bool) -> tuple[PackedBytes, PackedBytes]:
         """Return keys and values encoded as by `encode_updates` with `whole_window_keys`, else as by `encode_json`.

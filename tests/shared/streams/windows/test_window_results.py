@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.packed_bytes import PackedBytes
-from penstock.shared.streams.aggregations.aggregation import Aggregation, Count, Max, Mean, Min, Sum
+from penstock.shared.streams.aggregations.aggregation import Aggregate, Aggregation, Count, Max, Mean, Min, Sum
+from penstock.shared.streams.aggregations.collect import CollectList, CollectSet
 from penstock.shared.streams.aggregations.first_last import First, Last
 from penstock.shared.streams.aggregations.latest import LATEST, Latest
 from penstock.shared.streams.dsl.builder import StreamsBuilder
@@ -443,6 +444,40 @@ def test_by_time_is_by_the_latest_record_where_it_is_kept() -> None:
     results = ResultBatch("s", (LATEST, "n"), columns, texts_of, windows, by_time=True)
     assert [(at.key, at.start) for at in keys_of(results)] == [("b", 0), ("c", 0), ("a", 5), ("a", 10)]
     assert results.timestamps().tolist() == [3, 9, 12, 12]
+
+
+def spoiled(results: dict[str, Any]) -> dict[str, Any]:
+    """Change each result in place, and return them."""
+    for value in (results["first"], results["last"], results["own"], results["list"][0], results["set"][0]):
+        value["n"] += 100
+    return results
+
+
+@pytest.mark.parametrize("kind", ["session", "tumbling", "sliding", "no"])
+@pytest.mark.parametrize("deduplicates", [False, True])
+@pytest.mark.parametrize("emit", ["on_close", "on_update"])
+def test_a_mapper_that_changes_results_changes_no_state(emit: Emit, deduplicates: bool, kind: str) -> None:
+    """Functions behind an aggregation get copies of its results: changelog and later results stay unchanged."""
+    own = Aggregate(dict, lambda state, value: value["x"], lambda a, b: b)
+    named = {"first": First("x"), "last": Last("x"), "list": CollectList("x"), "set": CollectSet("x"), "own": own}
+    changelogs, outputs = [], []
+    for mapper in (dict, spoiled):
+        builder = StreamsBuilder()
+        grouped = builder.stream("in").group_by_key()
+        if kind == "no":
+            results = grouped.aggregate("s", **named).to_stream()
+        else:
+            windows = getattr(grouped, f"{kind}_window")(10).aggregate("s", **named)
+            updates = getattr(windows, emit)().filter(lambda record: record.value is not None)
+            results = updates.map_values(lambda result: result.results)
+        results.map_values(mapper).to("out")
+        driver = TopologyTestDriver(builder.build(), deduplicate_updates=deduplicates)
+        for at in (10, 12, 15, 100):
+            driver.pipe("in", key=b"k", value=b'{"x":{"n":%d}}' % at, timestamp=at)
+        changelogs.append(driver.changelog)
+        outputs.append([msgspec.json.decode(record.value or b"") for record in driver.read("out")])
+    assert changelogs[0] == changelogs[1]
+    assert outputs[1] == list(map(spoiled, outputs[0])) != []
 
 
 int64s = st.integers(-(2**63), 2**63 - 1)
