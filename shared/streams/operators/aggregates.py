@@ -58,6 +58,7 @@ class WindowAggregate(TimedProcessor):
         self._state_bytes_max = context.state_bytes_max
         self._key_bytes_max = context.key_bytes_max
         self._emits_each_update = self.emit == "on_update" and not context.deduplicate_updates
+        self._emits_at_commit = self.emit == "on_update" and context.deduplicate_updates
         self.store.begin(self.stream_time_ms, self.close_time_ms)
         self._one_time = np.zeros(1, np.int64)
         self._one = self._columns.no_values(1)
@@ -205,12 +206,21 @@ class WindowAggregate(TimedProcessor):
             self._forward_outcome(self.store.advance(stream_time_ms))
 
     def results_from_ms(self) -> int:
-        return NO_TIME if self.close_time_ms is None else self.close_time_ms - self.rule.results_before_ms
+        if self.close_time_ms is None:
+            return NO_TIME
+        from_ms = self.close_time_ms - self.rule.results_before_ms
+        if not self._emits_at_commit:
+            return from_ms
+        # The next commit also forwards windows that have closed or were retracted since the last one, however far the
+        # close time is ahead of them by now.
+        windows, is_retracted = self.store.updated_not_live()
+        times = self._make_result_batch(windows, is_retracted=is_retracted).timestamps()
+        return int(times.min(initial=from_ms))
 
     def commit(self) -> None:
         # Kafka Streams' record cache also forwards the last update of a key at the commit, but earlier ones as well if
         # the cache is full.
-        if self.emit == "on_update" and self.context.deduplicate_updates:
+        if self._emits_at_commit:
             windows, is_retracted = self.store.updated()
             if len(windows):
                 self.context.forward_results(self._make_result_batch(windows, is_retracted=is_retracted, by_time=True))

@@ -74,7 +74,7 @@ class WindowRule:
 
     @property
     def results_before_ms(self) -> int:
-        """By how many ms, at most, the timestamp of a result that is still to come is below the close time."""
+        """By how many ms, at most, the timestamp of an open window's result is below the close time."""
         # A result has the timestamp of its window's latest record, which may be at the window's start. A session's
         # result has the session's end, so it is never below the close time.
         return 0 if self.kind == "session" else self.span_ms

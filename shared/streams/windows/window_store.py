@@ -391,12 +391,18 @@ class WindowStore:
         if self.rule.retains:
             retained = self.table.flags[self.table.changed_rows()] & k.RETAINED != 0
             live = live.chosen(~retained) if retained.any() else live
+        others, is_retracted = self.updated_not_live()
+        windows = WindowColumns.joined((others, live), self.columns.types)
+        return windows, np.append(is_retracted, np.zeros(len(live), np.bool_))
+
+    def updated_not_live(self) -> tuple[WindowColumns, NDArray[np.bool_]]:
+        """As `updated`, but only the retracted and the closed windows."""
         keys, starts, ends = self._removed_windows(k.RETRACTED)
         none = self.columns.of_rows(
             np.zeros((len(keys), self.columns.cells), np.int64), [[None] * len(keys) for _ in self.columns.objects]
         )
         retracted = WindowColumns(keys, starts, ends, none)
-        parts = [replace(part, closed_at=EMPTY) for part in (retracted, live, *self._final_changed)]
+        parts = [replace(part, closed_at=EMPTY) for part in (retracted, *self._final_changed)]
         windows = WindowColumns.joined(parts, self.columns.types)
         return windows, np.arange(len(windows)) < len(retracted)
 

@@ -197,6 +197,27 @@ def test_windows_behind_a_repartition_topic_wait_for_their_records() -> None:
     assert driver.metrics()["records"] == 80, "watermarks are not records"
 
 
+@pytest.mark.parametrize("kind", ["session", "tumbling", "hopping", "sliding"])
+def test_watermarks_wait_for_updates_that_the_commit_forwards(kind: str) -> None:
+    """A window that changed and then closed since the last commit is forwarded only at the commit. Its result is not
+    late in the windows behind a repartition topic, nor is the retraction of a session that was merged."""
+    builder = StreamsBuilder()
+    times = (60_000, 30_000) if kind == "hopping" else (60_000,)
+    windows = getattr(builder.stream("in").group_by_key(), f"{kind}_window")(*times).aggregate("first", n=Count())
+    # A retraction counts here too.
+    updates = windows.on_update().map_values(lambda result: {"n": 1}).key_by(lambda record: "all", name="all")
+    updates.group_by_key().tumbling_window(60_000).aggregate("second", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build(), deduplicate_updates=True, idle_timeout_ms=1_000, commit_each=False)
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=1_000)
+    driver.commit()
+    driver.clock.advance(2_000)
+    driver.pipe_columns("in", [(b"k", b"{}", at) for at in (50_000, 80_000, 600_000)])
+    driver.commit()
+    driver.advance_wall_clock(1_000)
+    driver.commit()
+    assert driver.read("in-late") == []
+
+
 def test_a_mark_that_was_taken_is_not_taken_again() -> None:
     """A watermark advances the position as a record does. Watermarks before the position are skipped."""
     driver = driver_of()
