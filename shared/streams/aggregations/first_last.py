@@ -2,7 +2,8 @@
 
 `First` has the value of the record with the lowest timestamp, `Last` that of the record with the highest. Only among
 records with the same timestamp does the order of arrival decide. The value of a field that is typed `int` or `float` is
-kept as int64 or float64, any other value as JSON. None is skipped.
+kept as int64 or float64, any other value as JSON. None is skipped. NaN and the infinities are `null` in JSON, and
+are restored as NaN.
 
 >>> last = Last("page").bind(dict)
 >>> state = last.add_at(last.add_at(last.initial(), {"page": "b"}, 20), {"page": "a"}, 10)
@@ -12,6 +13,7 @@ kept as int64 or float64, any other value as JSON. None is skipped.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -90,7 +92,9 @@ class _FirstOrLast(OfField[TimedValue]):
     def from_columns(self, columns: Sequence[Any]) -> TimedValue:
         if self.type is not None:
             return (int(columns[0]), columns[1] if columns[0] >= 0 else None)
-        return (int(columns[0]), _decode(columns[1]) if columns[1] else None)
+        # None is no value, so `null` is a number that JSON lacks.
+        value = math.nan if columns[1] == b"null" else _decode(columns[1]) if columns[1] else None
+        return (int(columns[0]), value)
 
     def result(self, state: TimedValue) -> Any:
         return state[1]

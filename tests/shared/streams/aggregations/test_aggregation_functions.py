@@ -450,6 +450,20 @@ def test_first_and_last_go_by_event_time() -> None:
     assert (result_at(First("x")), result_at(Last("x"), (1, None))) == (None, None)
 
 
+@pytest.mark.parametrize(("aggregation", "other_ms"), [(First("x"), 20), (Last("x"), 5)])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_first_and_last_keep_a_number_that_json_lacks(
+    aggregation: Aggregation[Any], other_ms: int, number: float
+) -> None:
+    """NaN and the infinities are values: a value of another time does not replace them, also after a restore."""
+    kept = aggregation.add_at(aggregation.initial(), {"x": number}, 10)
+    restored = aggregation.from_columns(aggregation.to_columns(kept))
+    for state in (kept, restored):
+        added = aggregation.add_at(state, {"x": 7}, other_ms)
+        assert aggregation.to_columns(added) == (10, b"null")
+        assert msgspec.json.encode(aggregation.result(added)) == b"null"
+
+
 def test_without_timestamps_all_is_one_moment() -> None:
     """`add` keeps the first or the last value in the order of arrival."""
     first, last = First("x"), Last("x")
