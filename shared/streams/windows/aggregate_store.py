@@ -6,10 +6,9 @@ of the key and its results by name.
 >>> import numpy as np
 >>> from penstock.shared.streams.aggregations.aggregation import Count
 >>> from penstock.shared.streams.aggregations.latest import Latest
->>> from penstock.shared.streams.windows.window_table import RecordNumbers
 >>> store = AggregateStore("totals", [LATEST, "n"], StateColumns([Latest(), Count()]), text_keys=True)
 >>> codes = store.index.codes_of([b"ann", b"ann", b"bob"])
->>> outcome = store.take(np.array([20, 10, 30]), codes, RecordNumbers.none(3), [])
+>>> outcome = store.take(np.array([20, 10, 30]), codes, store.columns.no_values(3), [])
 >>> store.get("ann"), store.get("cat"), len(store)
 ({'key': 'ann', 'n': 2}, None, 2)
 """

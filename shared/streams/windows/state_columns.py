@@ -55,11 +55,6 @@ class RecordNumbers(NamedTuple):
     cells: Int64Array
     has: NDArray[np.uint8]
 
-    @classmethod
-    def none(cls, count: int) -> RecordNumbers:
-        """Return the numbers of records for state columns that read none."""
-        return cls(np.zeros((0, count), np.int64), np.zeros((0, count), np.uint8))
-
 
 class StateColumns:
     """The state columns of several aggregations in order."""

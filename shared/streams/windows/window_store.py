@@ -7,7 +7,7 @@ windows are kept until the commit.
 >>> from penstock.shared.streams.aggregations.aggregation import Count
 >>> store = WindowStore("s", WindowRule("session", span_ms=10), StateColumns([Count()]), text_keys=True)
 >>> codes = store.index.codes_of([b"ann", b"ann", b"bob"])
->>> outcome = store.take(np.array([0, 8, 40]), codes, RecordNumbers.none(3), [])
+>>> outcome = store.take(np.array([0, 8, 40]), codes, store.columns.no_values(3), [])
 >>> closed = outcome.closed
 >>> outcome.count, list(closed.keys), closed.starts.tolist(), closed.ends.tolist(), outcome.closed_by.tolist()
 (3, [b'ann'], [0], [8], [2])
