@@ -36,7 +36,7 @@ def compile_kernels() -> None:
         WindowRule("table"),
     ):
         store = WindowStore("compiled", rule, StateColumns([Count()]), text_keys=True)
-        store.take(times, store.index.codes_of([b"a", b"b"]), *store.columns.take(None, times))
+        store.take(times, store.index.codes_of([b"a", b"b"]), *store.columns.take([None, None], times))
         store.load("c", 5, 15, [1])
         key = PackedBytes.of([b"c"]).at(times[:1] - 1)
         starts = times[:1]

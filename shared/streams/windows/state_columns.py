@@ -102,20 +102,18 @@ class StateColumns:
 
     # --- records ---
 
-    def take(self, values: Sequence[Any] | None, timestamps: Int64Array) -> tuple[RecordNumbers, list[list[Any]]]:
+    def take(self, values: Sequence[Any], timestamps: Int64Array) -> tuple[RecordNumbers, list[list[Any]]]:
         """Return what records add to states: numbers for the kernels, and a list for each of `objects`.
 
         Raises ValueRejected if a built-in aggregation rejects a value, or if a number's type does not fit its column.
-        `values` may be None if no aggregation reads them.
         """
         count = len(timestamps)
         numbers = self.no_values(count)
         for at, number in enumerate(self.numbers):
-            assert values is not None
             self._take_numbers_of_field(number, values, numbers.cells[at], numbers.has[at])
         self.settle_zeros(numbers.cells)
         try:
-            return numbers, [states.take(values or ()) for states in self.objects]
+            return numbers, [states.take(values) for states in self.objects]
         except Exception as e:  # a value's own methods may raise any error
             raise ValueRejected from e
 

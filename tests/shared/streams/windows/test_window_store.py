@@ -255,7 +255,7 @@ def test_the_wheel_finds_what_is_far_ahead() -> None:
     table = WindowTable(WindowRule("tumbling", 10, 0, 10), [(k.COUNT, 0, -1)], 1)
     store = WindowStore("s", table.rule, StateColumns([Count()]), text_keys=True)
     times = [5, 100_000, 50, 10**12, 10**12 + 7, 3 * 10**12]
-    values, got = store.columns.take(None, np.array(times))
+    values, got = store.columns.take([None] * len(times), np.array(times))
     taken = store.take(np.array(times), store.index.codes_of([b"k"] * len(times)), values, got)
     assert taken.closed.starts.tolist() == [0, 100_000, 10**12]
     assert taken.late[:, 0].tolist() == [2]
