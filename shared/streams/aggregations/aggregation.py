@@ -39,7 +39,7 @@ ResultType = Literal["int64", "float64", "json"]
 ColumnValue = int | float | bytes
 
 EMPTY_TEXT = "\x00the empty text"  # stands for "" in a sketch, because DataSketches and Spark ignore ""
-DISTINCT_LG_K = 11  # at most 2 KiB a sketch, 2.3 % standard error, exact for a few dozen values
+DISTINCT_LG_K = 11  # at most about 2 KiB a sketch, 2.3 % standard error, exact for a few dozen values
 
 State = TypeVar("State", default=Any)
 Sketch = TypeVar("Sketch")

@@ -1,4 +1,4 @@
-"""A hash index that gives record keys numbers, and owns the keys' bytes.
+"""A hash index that gives record keys numbers, called codes in names, and owns the keys' bytes.
 
 With numbers instead of keys, a window is a row of numbers, and a key needs no Python object. A key has its number until
 `release` frees it. Then another key may get the number.

@@ -2,7 +2,7 @@
 
 The kernels compute Count, Latest, Sum, Mean, Min, Max, and First and Last of a field that is typed `int` or `float`, in
 the cells. The states of all other aggregations are Python objects, one for each row (`ObjectStates`). For these the
-kernels write steps, which Python executes. In `RecordNumbers`, the cell of a missing number is 0.
+kernels write steps, which Python executes. In `RecordNumbers`, the cell of a missing number has no meaning.
 
 >>> from penstock.shared.streams.aggregations.aggregation import Count, Min
 >>> columns = StateColumns([Count(), Min("ms").bind(dict)])

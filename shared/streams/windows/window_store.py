@@ -299,7 +299,7 @@ class WindowStore:
         return list(map(self.key_of, raw.tolist())) if self._text_keys else raw.tolist()
 
     def keys(self) -> Iterator[str | bytes]:
-        """Yield the keys that have a window at the first call."""
+        """Yield the keys that have a window when this method is called."""
         codes = np.unique(self.table.links[self.table.live_rows(), k.KEY])
         return map(self.key_of, self.index.keys(codes).tolist())
 

@@ -34,9 +34,9 @@ _OUTPUT_ARRAYS = {
 NO_CLOSE_TIME = -(2**62)
 """Earlier than all times: nothing was closed yet."""
 REMOVED_MIN = 1_024
-"""Up to this number removed rows may wait until the wheel reaches them."""
+"""Removed rows wait until the wheel reaches them, unless they outnumber the live rows by more than this."""
 IDLE_KEYS_MIN = 1_024
-"""Fewer keys without a window are not searched for."""
+"""If the index has at most this many keys, it is not searched for keys without a window."""
 
 
 class TableMark(NamedTuple):
