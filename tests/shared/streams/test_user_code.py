@@ -91,7 +91,7 @@ USES: dict[str, Callable[[Stream, Any], Any]] = {
     "to: encode": lambda s, f: s.to("out", f),
     "join: joiner": lambda s, f: s.join(s._builder.table("t"), f),
     "join: key": lambda s, f: s.join(s._builder.global_table("g"), max, key=f),
-    "stream: value": lambda s, f: s._builder.stream("other", f),
+    "value": lambda s, f: s._builder.stream("other", f),
     "process: supplier": lambda s, f: s.process(f),
     "Aggregate: initializer": lambda s, f: Aggregate(f, max, max),
     "Aggregate: aggregator": lambda s, f: Aggregate(dict, f, max),
