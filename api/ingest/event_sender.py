@@ -126,12 +126,6 @@ class EventSender:
         outcomes.add_done_callback(_retrieve_unwatched_exception)
         return len(parsed.records)
 
-    def abandon(self) -> None:
-        """Stop waiting for batches in flight. Their delivery continues without this request."""
-        for flight in self._flights:
-            flight.outcomes.add_done_callback(_retrieve_unwatched_exception)
-        self._flights.clear()
-
     @property
     def _most_in_flight(self) -> int:
         return self._settings.max_in_flight_records

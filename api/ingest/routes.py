@@ -224,7 +224,8 @@ class Ingest:
         try:
             await self._send_events(events, sender, body)
         except ClientDisconnected:
-            sender.abandon()
+            await sender.finish()
+            self._count_stored(options, sender.result.stored_count)
             raise
         self._count_request(options, sender.result, body)
         return self._result_response(sender.result)
@@ -276,7 +277,8 @@ class Ingest:
             if not accepted_count and not isinstance(e, BodyStalled | CorruptBody | ServiceShuttingDown):
                 raise
             sender.result.stop(unsent, str(e), body_error_status(e))
-        self.admission.charge(options.client, accepted_count)
+        finally:
+            self.admission.charge(options.client, accepted_count)
         self.metrics.answered(options.topic, ACCEPTED if accepted_count else sender.result.status)
         return (
             accepted_response(sender.result, accepted_count) if accepted_count else self._result_response(sender.result)
@@ -366,8 +368,11 @@ class Ingest:
     ) -> None:
         """Count an answered request and its stored records, and charge the client."""
         self.metrics.answered(options.topic, status or result.status, body.since_last_byte_s)
-        self.metrics.stored(options.topic, result.stored_count)
-        self.admission.charge(options.client, result.stored_count)
+        self._count_stored(options, result.stored_count)
+
+    def _count_stored(self, options: RequestOptions, stored_count: int) -> None:
+        self.metrics.stored(options.topic, stored_count)
+        self.admission.charge(options.client, stored_count)
 
     def _result_response(self, result: IngestResult) -> Response:
         status = result.status

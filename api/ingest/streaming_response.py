@@ -80,7 +80,7 @@ class StreamedResponse(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             is_complete = True
         except (ClientDisconnected, TimeoutError):
-            self._sender.abandon()
+            await self._sender.finish()
         finally:
             self._on_end(is_complete)
 

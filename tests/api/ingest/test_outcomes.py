@@ -404,18 +404,6 @@ async def test_a_batch_is_cut_at_the_first_error_beyond_the_limit(producer: Any)
     assert sender.result.stopped_at == 5
 
 
-async def test_the_records_of_an_abandoned_request_are_still_sent(held_producer: Any) -> None:
-    """A disconnect of the client does not cancel the producer's batches."""
-    sender = request(held_producer)
-    await sender.send(parsed([1, 2]), FREE)
-    flights = [flight.outcomes for flight in sender._flights]
-    sender.abandon()
-    held_producer.release.set()
-    await asyncio.gather(*flights)
-    assert set(held_producer.values()) == {b"1", b"2"}
-    assert sender.result.stored_count == 0
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     [

@@ -21,6 +21,7 @@ from penstock.api.rest_proxy.rest_producer import RestProducer
 from penstock.api.rest_proxy.routes import produce_routers
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.settings import HttpSettings
+from penstock.shared.testing.manual_clock import ManualClock
 from tests.api.admin.test_administration import MemoryAdmin
 from tests.api.ingest.service import COMPRESS, NDJSON, URL, Service
 from tests.api.ingest.test_atomic import Transactor
@@ -230,6 +231,34 @@ async def test_a_disconnect_within_the_body_is_no_failure(
     assert requests == [("499", 1)]
     assert "request failed" not in [line["event"] for line in logged]
     assert ingest.active == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "headers", "stored"),
+    [
+        (URL, NDJSON, 2),
+        (URL, STREAMED, 2),
+        (URL + "?ack=none", NDJSON, None),
+    ],
+)
+async def test_records_that_were_sent_before_a_disconnect_are_counted_and_charged(
+    producer: Any, url: str, headers: dict[str, str], stored: int | None
+) -> None:
+    """A client that closes the connection within its body does not evade max_records_per_second.
+
+    Its stored records are counted, also those that were not acknowledged when it closed the connection.
+    """
+    settings, registry = IngestSettings(max_records_per_second=1), CollectorRegistry()
+    ingest = Ingest(producer, settings, registry, clock=ManualClock())
+    rest = produce_routers(RestProducer(ingest, producer, settings), MemoryAdmin())
+    app = create_app(ingest=ingest.router, rest_proxy=rest)
+    line = b'{"value":{"type":"JSON","data":1}}\n'
+    await Disconnecting().post(app, url, headers, line * 2)
+    assert len(producer.values()) == 2
+    assert registry.get_sample_value("penstock_ingest_stored_records_total", {"topic": "t"}) == stored
+    second = Disconnecting()
+    await second.post(app, url, headers, line)
+    assert second.sent[0]["status"] == 429
 
 
 @pytest.mark.parametrize("error", [OSError, asyncio.CancelledError])
