@@ -29,6 +29,10 @@ def decode_embedded(data: msgspec.Raw, data_format: EmbeddedFormat, name: str) -
     """
     if data_format == "JSON":
         content = bytes(data)
+        try:
+            content.decode()  # msgspec.Raw is not checked
+        except UnicodeDecodeError:
+            raise EventRejected(INVALID, f"{name} is not UTF-8") from None
         return None if content == b"null" else content
     text = decode_request(bytes(data), str | None)
     if text is None or data_format == "STRING":

@@ -58,6 +58,18 @@ async def test_v2_json_keeps_the_bytes(client: httpx.AsyncClient, producer: Any)
     }
 
 
+async def test_json_that_is_not_utf8_is_rejected(client: httpx.AsyncClient, producer: Any) -> None:
+    """A key or a value of the type JSON must be UTF-8 in v2 and in v3. The other records are stored."""
+    latin = '"Müller"'.encode("latin-1")
+    v2 = await client.post("/topics/t", content=b'{"records":[{"value":%b},{"value":1}]}' % latin, headers=V2_JSON)
+    assert [row["error"] for row in v2.json()["offsets"]] == ["value is not UTF-8", None]
+    for name in (b"key", b"value"):
+        body = b'{"%b":{"type":"JSON","data":{"name":%b}}}' % (name, latin)
+        v3 = await client.post(V3, content=body)
+        assert (v3.status_code, v3.json()["message"]) == (422, f"{name.decode()} is not UTF-8")
+    assert producer.values() == [b"1"]
+
+
 async def test_v2_answers_200_with_errors_inside(client: httpx.AsyncClient, producer: Any) -> None:
     """v2 answers 200 with error code 1 for permanent and 2 for retriable errors, and the other records are stored."""
     producer.errors_by_value[b"down"] = BrokerNotAvailable("no broker")
