@@ -41,7 +41,7 @@ from penstock.api.ingest.event import (
     explain_malformed,
 )
 from penstock.api.settings import CloudEventsForm
-from penstock.shared.common.json_decoding import InvalidJson, JsonTypeMismatch, decode_json
+from penstock.shared.common.json_decoding import NOT_UTF8, InvalidJson, JsonTypeMismatch, decode_json
 from penstock.shared.common.records import Headers, ProducerRecord
 
 STRUCTURED_TYPE = "application/cloudevents+json"
@@ -129,7 +129,10 @@ def cloudevent_from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:
 def cloudevent_from_json(value: bytes) -> CloudEvent:
     """Return an event in structured mode. Raises EventRejected if the value is not a CloudEvent."""
     try:
+        value.decode()  # msgspec.Raw is not checked
         members = decode_json(value, dict[str, msgspec.Raw])
+    except UnicodeDecodeError:
+        raise explain_malformed(value, InvalidJson(NOT_UTF8)) from None
     except JsonTypeMismatch:
         raise EventRejected(INVALID_CLOUDEVENT, "a CloudEvent is a JSON object") from None
     except InvalidJson as e:

@@ -210,6 +210,18 @@ async def test_an_invalid_member_of_a_structured_event_is_named(
     assert producer.batches == []
 
 
+@pytest.mark.parametrize("form", ["data", "envelope"])
+async def test_a_structured_event_that_is_not_utf8_is_rejected(producer: Any, form: str) -> None:
+    """The error has the position of the first wrong byte, also if the topic stores the event unchanged."""
+    service = Service(producer, topics={"t": {"cloudevents": form}})
+    body = as_event(data={"user": "?"}).replace(b'"?"', b'"\xff"')
+    response = await service.post(b"[%b]" % body, BATCH)
+    (error,) = response.json()["errors"]
+    assert (response.status_code, error["error_code"], "not UTF-8" in error["message"]) == (400, "MALFORMED_JSON", True)
+    assert error["column"] == body.index(b"\xff") + 1
+    assert producer.batches == []
+
+
 def test_attributes_become_text() -> None:
     """Integers and booleans become text as in CloudEvents, and nulls are not set."""
     event = cloudevent_from_json(as_event(n=-3, yes=True, no=False).replace(b'"n": -3', b'"n": -3, "unset": null'))
