@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -132,6 +132,13 @@ class BatchResponse(TypedDict):
     failures: list[FailedEntry]
 
 
+class SentObjects(NamedTuple):
+    """The objects of one call of `DeliveryReports.send`: what they were decoded to, and their records."""
+
+    decoded: list[Decoded | EventRejected]
+    records: SentRecords
+
+
 class DeliveryReports(Response):
     """The response to a stream of records: their delivery reports, written while the records arrive."""
 
@@ -168,9 +175,9 @@ class DeliveryReports(Response):
                 self._producer.answered(self._topic, status, self.reader)
 
     async def _read_record_stream(self, queue: asyncio.Queue[asyncio.Task[bytes] | None]) -> None:
-        """Read the stream in groups of records.
+        """Read the stream, and send its records in groups, one group after the other.
 
-        For each group, put into the queue a task that sends the records and returns their reports. None is the end.
+        For each group, put into the queue a task that returns the reports of its records. None is the end.
         """
         splitter = RecordStreamSplitter(self._producer.settings.max_line_bytes)
         count = 0
@@ -181,7 +188,7 @@ class DeliveryReports(Response):
                 count += len(objects)
                 for start in range(0, len(objects), GROUP_OBJECTS):
                     group = objects[start : start + GROUP_OBJECTS]
-                    await queue.put(asyncio.ensure_future(self._reports_of_records(group, count)))
+                    await queue.put(await self._send_group(group, count))
                 if splitter.error is not None:
                     break
             splitter.close()
@@ -189,7 +196,7 @@ class DeliveryReports(Response):
                 raise NotAnObject(NO_RECORD)
         except (NotAnObject, BodyStalled, CorruptBody, ServiceShuttingDown) as e:
             error_code = BAD_REQUEST if isinstance(e, NotAnObject) else body_error_status(e)
-            await queue.put(asyncio.ensure_future(_final_report({"error_code": error_code, "message": str(e)})))
+            await queue.put(asyncio.ensure_future(_error_reports({"error_code": error_code, "message": str(e)}, 1)))
         await queue.put(None)
 
     async def _write_reports(self, queue: asyncio.Queue[asyncio.Task[bytes] | None], send: Send) -> None:
@@ -198,17 +205,21 @@ class DeliveryReports(Response):
             async with asyncio.timeout(self._producer.settings.body_timeout_ms / 1000):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def _reports_of_records(self, objects: list[bytes], objects_read: int) -> bytes:
+    async def _send_group(self, objects: list[bytes], objects_read: int) -> asyncio.Task[bytes]:
+        """Send the records of a group. Returns the task that returns their reports."""
         try:
-            reports, _ = await self.send(objects, objects_read)
-            return reports_as_lines(reports)
+            sent = await self.send(objects, objects_read)
         except Problem as e:  # the response has begun, so the error becomes a row
-            return reports_as_lines(
-                [{"error_code": rest_error_code(e.kind, "/v3/"), "message": e.detail}] * len(objects)
-            )
+            row = {"error_code": rest_error_code(e.kind, "/v3/"), "message": e.detail}
+            return asyncio.ensure_future(_error_reports(row, len(objects)))
+        return asyncio.ensure_future(self._reports_of_group(sent))
 
-    async def send(self, objects: list[bytes], objects_read: int) -> tuple[list[dict[str, Any]], list[Outcome]]:
-        """Send the records of complete objects. Returns their reports and outcomes.
+    async def _reports_of_group(self, sent: SentObjects) -> bytes:
+        reports, _ = await self.settle(sent)
+        return reports_as_lines(reports)
+
+    async def send(self, objects: list[bytes], objects_read: int) -> SentObjects:
+        """Send the records of complete objects.
 
         `objects_read` is the number of the body's objects that were read so far. See `BodyReader.wait_for_turn`.
 
@@ -223,8 +234,12 @@ class DeliveryReports(Response):
                     decoded.append(v3_record(body, self._topic, read_time, latest_ms))
                 except EventRejected as e:
                     decoded.append(e)
-            sent = await _send_v3_records(self._producer, decoded, self._partitions, turn)
-        outcomes = await self._producer.settle(self._topic, sent, self._client)
+            return SentObjects(decoded, await _send_v3_records(self._producer, decoded, self._partitions, turn))
+
+    async def settle(self, sent: SentObjects) -> tuple[list[dict[str, Any]], list[Outcome]]:
+        """Wait for the outcomes of sent records. Returns their reports and outcomes."""
+        decoded, records = sent
+        outcomes = await self._producer.settle(self._topic, records, self._client)
         rows = [report_of(self._cluster_id, record, outcome) for record, outcome in zip(decoded, outcomes, strict=True)]
         return rows, outcomes
 
@@ -234,9 +249,9 @@ def reports_as_lines(rows: list[dict[str, Any]]) -> bytes:
     return b"".join(msgspec.json.encode(row) + b"\r\n" for row in rows)
 
 
-async def _final_report(row: dict[str, Any]) -> bytes:
-    """Return the delivery report of an error that ended the stream. A coroutine, since the queue holds tasks."""
-    return reports_as_lines([row])
+async def _error_reports(row: dict[str, Any], count: int) -> bytes:
+    """Return the delivery report of an error, `count` times. A coroutine, since the queue holds tasks."""
+    return reports_as_lines([row] * count)
 
 
 async def _send_v3_records(
@@ -332,7 +347,7 @@ async def _produce_complete_body(producer: RestProducer, reports: DeliveryReport
     except NotAnObject as e:
         raise Problem(ErrorKind(BAD_REQUEST, "INVALID_REQUEST", "Wrong request"), str(e)) from None
     producer.check_count(len(objects))
-    rows, outcomes = await reports.send(objects, len(objects))
+    rows, outcomes = await reports.settle(await reports.send(objects, len(objects)))
     status = OK
     headers: dict[str, str] = {}
     if len(outcomes) == 1 and isinstance(outcomes[0], BaseException):

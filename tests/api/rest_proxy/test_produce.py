@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -26,8 +26,10 @@ from penstock.api.rest_proxy.routes import metadata_routers, produce_routers
 from penstock.api.rest_proxy.v3_records import NotAnObject, RecordStreamSplitter
 from penstock.api.settings import Credential, IngestSettings
 from penstock.shared.common.errors import BrokerNotAvailable, KafkaTimeout, PenstockError
+from penstock.shared.common.records import ProducerRecord
 from penstock.shared.testing.manual_clock import ManualClock
 from tests.api.admin.test_administration import MemoryAdmin
+from tests.api.conftest import MemoryProducer, Outcome
 from tests.api.ingest.service import COMPRESS
 from tests.api.rest_proxy.conftest import SETTINGS
 from tests.virtual_time import run
@@ -183,6 +185,36 @@ async def test_v3_streams_reports_in_order(client: httpx.AsyncClient) -> None:
     response = await client.post(V3, content=body(), headers={"Content-Type": "application/json"})
     codes = [json.loads(line)["error_code"] for line in response.text.splitlines()]
     assert (response.status_code, codes) == (200, [200, 422, 200, 400])
+
+
+class FullProducer(MemoryProducer):
+    """Takes one record in each iteration of the event loop, like a producer whose buffer is full."""
+
+    async def send_many(self, records: Iterable[ProducerRecord]) -> Awaitable[Sequence[Outcome]]:
+        outcomes = []
+        for record in records:
+            await asyncio.sleep(0)
+            outcomes.append(self._append(record))
+        return self._acknowledged(outcomes)
+
+
+async def test_v3_stores_a_stream_in_order_while_the_buffer_is_full() -> None:
+    """The records of a later chunk wait for those of an earlier one."""
+    producer = FullProducer(partitions=1)
+    numbers = range(10, 40)
+
+    async def body() -> AsyncIterator[bytes]:
+        for start in range(10, 40, 10):
+            yield b"".join(b'{"value":{"type":"JSON","data":%d}}' % n for n in range(start, start + 10))
+
+    rest = produce_routers(
+        RestProducer(Ingest(producer, SETTINGS, CollectorRegistry()), producer, SETTINGS), MemoryAdmin()
+    )
+    transport = httpx.ASGITransport(create_app(rest_proxy=rest))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        response = await client.post(V3, content=body())
+    assert [json.loads(line)["offset"] for line in response.text.splitlines()] == list(range(30))
+    assert producer.values() == [b"%d" % n for n in numbers]
 
 
 async def test_v3_batch_is_207_with_successes_and_failures(client: httpx.AsyncClient) -> None:
