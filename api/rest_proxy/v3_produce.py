@@ -150,6 +150,8 @@ class DeliveryReports(Response):
         self._cluster_id = cluster_id
         self._client = client
         self._partitions: list[int] = []
+        self._is_connected = True
+        """If False, nothing more is read or written, and the outcomes of the sent records are awaited."""
 
     async def prepare(self) -> DeliveryReports:
         """Check the request, and return self. Raises what `RestProducer.check` raises."""
@@ -167,10 +169,9 @@ class DeliveryReports(Response):
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._read_record_stream(queue))
                     tasks.create_task(self._write_reports(queue, send))
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-                status = OK
-            except* (ClientDisconnected, TimeoutError):
-                pass
+                if self._is_connected:
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    status = OK
             finally:
                 self._producer.answered(self._topic, status, self.reader)
 
@@ -182,7 +183,7 @@ class DeliveryReports(Response):
         splitter = RecordStreamSplitter(self._producer.settings.max_line_bytes)
         count = 0
         try:
-            while (chunk := await self.reader.next()) is not None:
+            while self._is_connected and (chunk := await self.reader.next()) is not None:
                 objects = splitter.feed(chunk)
                 self.reader.chunk_parsed(ended=len(objects), unfinished=splitter.unfinished)
                 count += len(objects)
@@ -194,6 +195,8 @@ class DeliveryReports(Response):
             splitter.close()
             if not count:
                 raise NotAnObject(NO_RECORD)
+        except ClientDisconnected:
+            self._is_connected = False
         except (NotAnObject, BodyStalled, CorruptBody, ServiceShuttingDown) as e:
             error_code = BAD_REQUEST if isinstance(e, NotAnObject) else body_error_status(e)
             await queue.put(asyncio.ensure_future(_error_reports({"error_code": error_code, "message": str(e)}, 1)))
@@ -202,8 +205,13 @@ class DeliveryReports(Response):
     async def _write_reports(self, queue: asyncio.Queue[asyncio.Task[bytes] | None], send: Send) -> None:
         while (reports := await queue.get()) is not None:
             body = await reports
-            async with asyncio.timeout(self._producer.settings.body_timeout_ms / 1000):
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+            if not self._is_connected:
+                continue
+            try:
+                async with asyncio.timeout(self._producer.settings.body_timeout_ms / 1000):
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            except TimeoutError:
+                self._is_connected = False
 
     async def _send_group(self, objects: list[bytes], objects_read: int) -> asyncio.Task[bytes]:
         """Send the records of a group. Returns the task that returns their reports."""

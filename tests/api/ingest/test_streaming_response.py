@@ -239,6 +239,7 @@ async def test_a_disconnect_within_the_body_is_no_failure(
         (URL, NDJSON, 2),
         (URL, STREAMED, 2),
         (URL + "?ack=none", NDJSON, None),
+        ("/v3/clusters/c-1/topics/t/records", {}, 2),
     ],
 )
 async def test_records_that_were_sent_before_a_disconnect_are_counted_and_charged(
