@@ -30,6 +30,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from penstock.api.http.auth import SECURITY_HEADERS
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import BAD_REQUEST, REQUEST_HEADER_FIELDS_TOO_LARGE, URI_TOO_LONG
+from penstock.api.http.unread_response import CONNECTION
 from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
@@ -195,6 +196,7 @@ class GuardedHttp(HttpToolsProtocol):
         if not self._hides_head:
             self._body_header = b""
             super().on_message_begin()
+            self.scope["extensions"] = {CONNECTION: {"abort": self.transport.abort}}
 
     def on_url(self, url: bytes) -> None:
         """Part of the request line."""

@@ -33,6 +33,7 @@ from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.problem import Problem
 from penstock.api.http.status_codes import MULTI_STATUS
 from penstock.api.http.turns import Turn
+from penstock.api.http.unread_response import disconnect_if_unread
 from penstock.api.ingest.event_sender import EventSender
 from penstock.api.ingest.request_events import RequestEvents
 from penstock.shared.common.clock import Clock
@@ -73,13 +74,14 @@ class StreamedResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", NDJSON_TYPE.encode()), (b"x-accel-buffering", b"no")]
         is_complete = False
+        send = disconnect_if_unread(scope, send, self._timeout_ms)
         try:
             await send({"type": "http.response.start", "status": MULTI_STATUS, "headers": headers})
             await self._send_events(send)
             await self._write_line(send, self._final_progress_row())
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             is_complete = True
-        except (ClientDisconnected, TimeoutError):
+        except ClientDisconnected:
             await self._sender.finish()
         finally:
             self._on_end(is_complete)
@@ -158,6 +160,4 @@ class StreamedResponse(Response):
         return self._progress_row() | {"status": result.status, "total": result.totals()}
 
     async def _write_line(self, send: Send, row: dict[str, Any]) -> None:
-        body = msgspec.json.encode(row) + b"\n"
-        async with asyncio.timeout(self._timeout_ms / 1000):
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": msgspec.json.encode(row) + b"\n", "more_body": True})

@@ -33,6 +33,7 @@ from penstock.api.http.json_response import json_response
 from penstock.api.http.problem import ErrorKind, Problem, rest_error_code
 from penstock.api.http.status_codes import BAD_REQUEST, CLIENT_CLOSED_REQUEST, MULTI_STATUS, OK
 from penstock.api.http.turns import Turn
+from penstock.api.http.unread_response import disconnect_if_unread
 from penstock.api.ingest.admission import client_of
 from penstock.api.ingest.event import EventRejected
 from penstock.api.ingest.result import Outcome
@@ -162,6 +163,7 @@ class DeliveryReports(Response):
         headers = [(b"content-type", b"application/json")]
         queue: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(GROUPS_IN_FLIGHT_MAX)
         status = CLIENT_CLOSED_REQUEST
+        send = disconnect_if_unread(scope, send, self._producer.settings.body_timeout_ms)
         with self._producer.keep_tracking(self._client):
             try:
                 await send({"type": "http.response.start", "status": OK, "headers": headers})
@@ -172,6 +174,8 @@ class DeliveryReports(Response):
                 if self._is_connected:
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                     status = OK
+            except ClientDisconnected:  # before the first report, or after the last one
+                pass
             finally:
                 self._producer.answered(self._topic, status, self.reader)
 
@@ -208,9 +212,8 @@ class DeliveryReports(Response):
             if not self._is_connected:
                 continue
             try:
-                async with asyncio.timeout(self._producer.settings.body_timeout_ms / 1000):
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-            except TimeoutError:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            except ClientDisconnected:
                 self._is_connected = False
 
     async def _send_group(self, objects: list[bytes], objects_read: int) -> asyncio.Task[bytes]:

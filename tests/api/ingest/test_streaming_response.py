@@ -102,6 +102,11 @@ class Conversation:
     def send(self, data: bytes) -> None:
         self._writer.write(b"%x\r\n%b\r\n" % (len(data), data))
 
+    async def send_forever(self, data: bytes) -> None:
+        while True:
+            self.send(data)
+            await self._writer.drain()
+
     async def head(self) -> bytes:
         async with asyncio.timeout(20):
             return await self._reader.readuntil(b"\r\n\r\n")
@@ -260,6 +265,30 @@ async def test_records_that_were_sent_before_a_disconnect_are_counted_and_charge
     second = Disconnecting()
     await second.post(app, url, headers, line)
     assert second.sent[0]["status"] == 429
+
+
+@pytest.mark.parametrize(
+    ("url", "headers", "body"),
+    [(URL, STREAMED, b"oops\n" * 4_000), ("/v3/clusters/c-1/topics/t/records", {}, b"{}" * 4_000)],
+    ids=["events", "records"],
+)
+async def test_the_connection_of_a_client_that_does_not_read_is_aborted(
+    producer: Any, url: str, headers: dict[str, str], body: bytes
+) -> None:
+    """The server does not wait until the client has read what is already sent, on a real socket."""
+    settings = IngestSettings(body_timeout_ms=100)
+    ingest = Ingest(producer, settings, CollectorRegistry())
+    rest = produce_routers(RestProducer(ingest, producer, settings), MemoryAdmin())
+    server = HttpServer(create_app(ingest=ingest.router, rest_proxy=rest), HttpSettings())
+    await server.start()
+    try:
+        async with Conversation(server.url, headers, url) as client, asyncio.timeout(10):
+            with pytest.raises(ConnectionError):
+                await client.send_forever(body)
+            while ingest.active:
+                await let_pass(0.005)
+    finally:
+        await server.stop(1_000)
 
 
 @pytest.mark.parametrize("error", [OSError, asyncio.CancelledError])

@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 from penstock.api.http.app import create_app
 from penstock.api.http.body import BodyReader
 from penstock.api.http.turns import Turn
+from penstock.api.http.unread_response import CONNECTION
 from penstock.api.ingest.routes import Ingest
 from penstock.api.rest_proxy.rest_producer import RestProducer
 from penstock.api.rest_proxy.routes import metadata_routers, produce_routers
@@ -458,6 +459,7 @@ async def test_v3_counts_all_records_of_a_stream_as_bulk(
 
 def test_v3_disconnects_a_client_that_does_not_read_its_reports(producer: Any) -> None:
     """A client that sends records and does not read their reports is disconnected after body_timeout_ms."""
+    aborted = asyncio.Event()
 
     async def receive() -> Any:
         return {"type": "http.request", "body": RECORD, "more_body": True}
@@ -473,9 +475,11 @@ def test_v3_disconnects_a_client_that_does_not_read_its_reports(producer: Any) -
         app = create_app(rest_proxy=produce_routers(RestProducer(ingest, producer, settings), MemoryAdmin()))
         scope = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "root_path": ""}
         scope |= {"path": V3, "raw_path": V3.encode(), "query_string": b"", "headers": [(b"host", b"localhost")]}
+        scope["extensions"] = {CONNECTION: {"abort": aborted.set}}
         async with asyncio.timeout(60):
             await app(scope, receive, send)
         assert asyncio.get_running_loop().time() == 1
+        assert aborted.is_set()
         assert ingest.active == 0
         assert registry.get_sample_value("penstock_ingest_requests_total", {"topic": "t", "status": "499"}) == 1
 
