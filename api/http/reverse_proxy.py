@@ -22,8 +22,9 @@ METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 CONNECT_PATHS = ("/connectors", "/connector-plugins")
 STREAMS_PATHS = ("/v1/streams", "/v1/compactions")
 
-FORWARD_TIMEOUT_S = 30
-"""The time limit of a forwarded request: the other service may wait for Kafka."""
+FORWARD_TIMEOUT_S = 100
+"""The time limit of a forwarded request. A Connect worker may wait 95 s for another one. With a longer limit
+here, the client receives Connect's own response."""
 
 
 class UpstreamResponse(NamedTuple):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI, Response
 
+from penstock.api.connect import forwarding
 from penstock.api.http.app import create_app
 from penstock.api.http.reverse_proxy import HttpUpstream, UpstreamResponse, forward_router
 
@@ -51,6 +53,18 @@ async def test_a_created_resource_is_at_this_service(worker: str) -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(gateway), base_url="http://x") as outside:
             response = await outside.post("/connectors")
     assert (response.status_code, response.headers["location"]) == (201, "http://x/connectors/a%2Fb")
+
+
+async def test_a_request_may_take_as_long_as_connect_allows() -> None:
+    """A worker that forwards a request to another worker answers before the time limit of this service."""
+
+    class Worker(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, json=request.extensions["timeout"])
+
+    async with httpx.AsyncClient(transport=Worker()) as client:
+        response = await HttpUpstream("connect", "http://worker", client).forward("POST", "/connectors", "", b"", "")
+    assert json.loads(response.body)["read"] > forwarding.TIMEOUT_MS / 1000
 
 
 async def test_a_redirect_keeps_its_query() -> None:
