@@ -32,7 +32,7 @@ from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.extras import needs
 from penstock.shared.common.json_decoding import JSON_ERRORS, NOT_UTF8, InvalidJson, decode_schema, invalid_json
 from penstock.shared.common.records import Headers, ProducerRecord
-from penstock.shared.common.time_text import EPOCH, TimeUnit, time_ms, utc_text
+from penstock.shared.common.time_text import DIGITS_MAX, EPOCH, TIME_MS_MAX, TIME_MS_MIN, TimeUnit, time_ms, utc_text
 
 ONE_MS = timedelta(milliseconds=1)
 
@@ -266,9 +266,19 @@ def _event_time_reader(unit: TimeUnit, earliest: str) -> ReadTime:
     return read_time
 
 
+def number_or_text(text: str) -> int | str:
+    """Return an event time in a header or an attribute as `ReadTime` takes it: as a number if it has only digits.
+
+    >>> number_or_text("1357035300000"), number_or_text("2013-01-01T05:15:00Z")
+    (1357035300000, '2013-01-01T05:15:00Z')
+    """
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX else text
+
+
 def _describe_event_time(ms: int) -> str:
     """Return an event time as an error message shows it."""
-    text = utc_text(ms)  # a number for a time without a date
+    # Python cannot convert integers of thousands of digits to text.
+    text = utc_text(min(max(ms, TIME_MS_MIN), TIME_MS_MAX))  # a number for a time without a date
     return "outside of the years 1 to 9999" if text.removeprefix("-").isdigit() else f"{text} UTC"
 
 
@@ -455,8 +465,7 @@ class EventParser:
         if text is None:
             return None
         try:
-            value = int(text) if text.isascii() and text.isdigit() else text
-            return self.reader.time("its header or attribute", value, latest_ms)
+            return self.reader.time("its header or attribute", number_or_text(text), latest_ms)
         except EventRejected as e:
             parsed.errors.append(RecordError(first, BAD_REQUEST, e.error_code, str(e)))
             return None

@@ -29,7 +29,15 @@ from penstock.api.http.status_codes import (
 )
 from penstock.api.ingest import cloudevents
 from penstock.api.ingest.cloudevents import BATCH_TYPE, STRUCTURED_TYPE, CloudEventParser
-from penstock.api.ingest.event import JSON_SPACE, EventParser, EventRejected, Parsed, TopicReader, explain_malformed
+from penstock.api.ingest.event import (
+    JSON_SPACE,
+    EventParser,
+    EventRejected,
+    Parsed,
+    TopicReader,
+    explain_malformed,
+    number_or_text,
+)
 from penstock.api.ingest.ndjson import NdjsonReader
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.clock import Clock
@@ -232,8 +240,8 @@ def _key_and_time_of_headers(
     time = request.headers.get(own.time_header) if own.time_header else None
     if time is not None:
         try:
-            value = int(time) if time.isascii() and time.isdigit() else time
-            reader.time(f"the header {own.time_header}", value, clock.now_ms() + settings.max_future_ms)
+            latest_ms = clock.now_ms() + settings.max_future_ms
+            reader.time(f"the header {own.time_header}", number_or_text(time), latest_ms)
         except EventRejected as e:
             raise Problem(ErrorKind(BAD_REQUEST, e.error_code, "Wrong event time"), str(e)) from None
     # A header's value is bytes; Starlette decodes each to one character.

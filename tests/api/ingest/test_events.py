@@ -22,6 +22,13 @@ from tests.api.ingest.service import NDJSON, URL, Service
 EARLIEST = 946_684_800_000
 """2000-01-01, the default earliest event time."""
 LATEST = 2_000_000_000_000
+CLOUDEVENT = {
+    "Content-Type": "application/json",
+    "ce-specversion": "1.0",
+    "ce-id": "1",
+    "ce-source": "/s",
+    "ce-type": "t",
+}
 
 
 def read(value: bytes, key: list[str] | None = None, time: str | None = None) -> tuple[bytes | None, int | None]:
@@ -252,6 +259,22 @@ def test_a_time_outside_of_the_calendar_is_named_so() -> None:
     with pytest.raises(EventRejected, match=r"/at.*1795460162760000000") as e:
         read_time("/at", 1_795_460_162_760_000_000, 1_795_460_162_760)
     assert 'time_unit = "ns"' in str(e.value)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_time_of_thousands_of_digits_is_rejected(unit: TimeUnit) -> None:
+    """A number that Python cannot convert to text is an invalid time, like any other that is out of range."""
+    assert "further ahead" in time_error(b"9" * 4_299, unit)
+    assert "before min_event_time" in time_error(b"-" + b"9" * 4_299, unit)
+
+
+async def test_a_time_header_of_thousands_of_digits_is_rejected(producer: Any) -> None:
+    """The request is a 400; a CloudEvent with such a time is an error of its own."""
+    service = Service(producer, topics={"t": {"time_header": "X-Time"}})
+    for header in ({"X-Time": "9" * 5_000}, CLOUDEVENT | {"ce-time": "9" * 5_000}):
+        response = await service.post(b"1\n", NDJSON | header)
+        assert (response.status_code, response.json()["error_code"]) == (400, "INVALID_TIMESTAMP")
+    assert producer.batches == []
 
 
 async def test_key_and_time_come_from_the_topics_settings(producer: Any) -> None:
