@@ -59,16 +59,10 @@ class BatchInFlight(NamedTuple):
 
 
 class EventSender:
-    """Sends the parsed events of one request, and collects their outcomes in `result`.
+    """Sends the parsed events of one request, and collects their outcomes in `result`."""
 
-    If `max_errors` is 0, the limit is that of the settings.
-    """
-
-    def __init__(
-        self, producer: IngestProducer, result: IngestResult, settings: IngestSettings, max_errors: int = 0
-    ) -> None:
+    def __init__(self, producer: IngestProducer, result: IngestResult, settings: IngestSettings) -> None:
         self.result = result
-        self._max_errors = max_errors or settings.max_errors
         self._producer = producer
         self._settings = settings
         self._flights: deque[BatchInFlight] = deque()
@@ -131,8 +125,8 @@ class EventSender:
         return self._settings.max_in_flight_records
 
     def add_errors(self, parsed: Parsed) -> bool:
-        """Add the errors of a parsed batch to the result. Returns False if the request now has more than `max_errors`
-        errors.
+        """Add the errors of a parsed batch to the result. Returns False if the request now has more than the result's
+        `max_errors`.
 
         In that case the result is stopped before the first error beyond the limit. Errors and records from that
         position on are removed from `parsed`.
@@ -143,11 +137,11 @@ class EventSender:
 
     def _cut_to_max_errors(self, parsed: Parsed) -> bool:
         """Cut the batch before its first error beyond `max_errors`. Returns True if nothing is cut."""
-        room = self._max_errors - len(self.result.errors)
+        room = self.result.max_errors - len(self.result.errors)
         if len(parsed.errors) <= room:
             return True
         cut = parsed.errors[room].position
-        self.result.stop(cut, f"more than max_errors={self._max_errors} events were rejected")
+        self.result.stop(cut, f"more than max_errors={self.result.max_errors} events were rejected")
         remaining = sum(position < cut for position in parsed.positions)
         del parsed.errors[room:]
         del parsed.records[remaining:]

@@ -57,6 +57,7 @@ class IngestResult:
 
     def __init__(self, unit: Literal["line", "index"], max_errors: int, max_offsets: int = 0) -> None:
         self.unit = unit
+        self.max_errors = max_errors
         self.stored_count = 0
         self.unknown_count = 0
         self.errors: list[RecordError] = []
@@ -64,7 +65,6 @@ class IngestResult:
         self.stopped_at: int | None = None
         self.stop_reason = ""
         self._stop_status = SERVICE_UNAVAILABLE
-        self._max_errors = max_errors
         self._max_offsets = max_offsets
         self._offsets: list[dict[str, int]] = []
         self._lasting_failure = ""
@@ -144,7 +144,7 @@ class IngestResult:
     @property
     def must_stop(self) -> str:
         """The reason why the rest of the request need not be read, or ""."""
-        if len(self.errors) >= self._max_errors:
+        if len(self.errors) >= self.max_errors:
             return f"there were {len(self.errors)} errors"
         return self._lasting_failure
 
@@ -180,7 +180,7 @@ class IngestResult:
             waits.append(self._popped_retry_after_s)
         if waits:
             return max(waits)
-        may_succeed = self._stop_status != BAD_REQUEST and len(self.errors) < self._max_errors
+        may_succeed = self._stop_status != BAD_REQUEST and len(self.errors) < self.max_errors
         return 1 if self.stopped_at is not None and may_succeed else None
 
     def body(self) -> dict[str, Any]:

@@ -234,7 +234,7 @@ class Ingest:
         settings = self._settings
         result = IngestResult(unit, max_errors or settings.max_errors, settings.max_offsets if options.offsets else 0)
         result.on_error = partial(self.metrics.failed_record, options.topic)
-        return EventSender(self._producer, result, settings, max_errors=max_errors)
+        return EventSender(self._producer, result, settings)
 
     async def _send_events(self, events: RequestEvents, sender: EventSender, body: BodyReader) -> None:
         try:
