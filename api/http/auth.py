@@ -166,7 +166,6 @@ class Guard:
         auth_token: SecretStr | None = None,
         credentials: Mapping[str, Credential] | None = None,
         local_hosts_only: bool = False,
-        open_paths: Iterable[str] = OPEN_PATHS,
         cors_origins: Iterable[str] = (),
         admin_body_bytes_max: int = ADMIN_BODY_BYTES_MAX,
     ) -> None:
@@ -175,7 +174,6 @@ class Guard:
         self._cors_origins = frozenset(cors_origins)
         self._access = AccessControl(auth_token, credentials or {})
         self._local_hosts_only = local_hosts_only
-        self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -233,7 +231,7 @@ class Guard:
             detail = f"a web page of {page} sent the request; cors_origins lists the allowed pages"
             return ANONYMOUS, Problem(kind, detail)
         # 3. The credentials are known, unless the service or the path is open.
-        if self._access.is_open or (path.rstrip("/") or "/") in self._open_paths:
+        if self._access.is_open or (path.rstrip("/") or "/") in OPEN_PATHS:
             return ANONYMOUS, None
         principal = self._access.principal(headers.get("authorization", ""))
         if principal is None:
