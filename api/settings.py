@@ -91,7 +91,8 @@ class IngestSettings(Section):
         default=1_048_576, description="the longest NDJSON line, JSON object or array element"
     )
     max_body_bytes: PositiveCount = Field(
-        default=4_194_304, description="the longest JSON body, after decompression; NDJSON has no such limit"
+        default=4_194_304,
+        description="the longest buffered body, after decompression; NDJSON is buffered only if stored atomically",
     )
     max_in_flight_records: PositiveCount = Field(
         default=20_000, description="most unacknowledged records of one request, and of all bulk requests together"
@@ -115,10 +116,10 @@ class IngestSettings(Section):
         default=30_000, description="how long a client may pause within a body, and how long a line of NDJSON may take"
     )
     whole_body_timeout_ms: PositiveMs = Field(
-        default=60_000, description="how long a buffered body (not NDJSON) may take to arrive"
+        default=60_000, description="how long a buffered body (see max_body_bytes) may take to arrive"
     )
     max_body_events: PositiveCount = Field(
-        default=100_000, description="most events of a buffered body (not NDJSON); then 413"
+        default=100_000, description="most events of a buffered body (see max_body_bytes); then 413"
     )
     max_concurrent_requests: PositiveCount = Field(
         default=1_000, description="requests of one client at a time; then 429"
