@@ -261,7 +261,8 @@ class BodyReader:
 def body_too_long(max_body_bytes: int) -> Problem:
     """Return the response to a body over its limit."""
     kind = ErrorKind(CONTENT_TOO_LARGE, "BODY_TOO_LARGE", "Body too large")
-    return Problem(kind, f"the body is longer than max_body_bytes={max_body_bytes}; NDJSON has no such limit")
+    unlimited = "NDJSON that is not stored atomically has no such limit"
+    return Problem(kind, f"the body is longer than max_body_bytes={max_body_bytes}; {unlimited}")
 
 
 async def read_body(body: BodyReader, max_body_bytes: int) -> bytes:

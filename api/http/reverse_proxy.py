@@ -25,6 +25,8 @@ STREAMS_PATHS = ("/v1/streams", "/v1/compactions")
 FORWARD_TIMEOUT_S = 100
 """The time limit of a forwarded request. A Connect worker may wait 95 s for another one. With a longer limit
 here, the client receives Connect's own response."""
+CONNECT_TIMEOUT_S = 10
+"""The time limit for a connection to the service."""
 
 
 class UpstreamResponse(NamedTuple):
@@ -63,8 +65,9 @@ class HttpUpstream:
         """Forward a request over HTTP and return the response. Raises Problem (502) if the service does not answer."""
         headers = {"Content-Type": media_type} if media_type else {}
         url = f"{self._url}{path}?{query}" if query else f"{self._url}{path}"
+        timeout = httpx.Timeout(FORWARD_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         try:
-            response = await self._client.request(method, url, content=body, headers=headers, timeout=FORWARD_TIMEOUT_S)
+            response = await self._client.request(method, url, content=body, headers=headers, timeout=timeout)
         except httpx.HTTPError as e:
             kind = ErrorKind(BAD_GATEWAY, "SERVICE_UNREACHABLE", "Another service does not answer", 5)
             raise Problem(kind, f"{self.name}: {type(e).__name__}: {e}".rstrip(": ")) from None

@@ -252,7 +252,8 @@ class TooManyEvents(EventRejected):
     """A buffered body has more events than `max_body_events`."""
 
     def __init__(self, max_body_events: int) -> None:
-        message = f"the body has more than max_body_events={max_body_events} events; NDJSON has no such limit"
+        unlimited = "NDJSON that is not stored atomically has no such limit"
+        message = f"the body has more than max_body_events={max_body_events} events; {unlimited}"
         super().__init__("TOO_MANY_EVENTS", message)
 
 

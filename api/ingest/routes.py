@@ -10,9 +10,9 @@ it.
 | 202 | only with `?ack=none`: events were accepted, without a guarantee |
 
 NDJSON is parsed, sent and settled as it arrives, in constant memory. Every other format is buffered, up to
-`max_body_bytes`. An invalid event does not affect the others, unless `?atomic=true`. If the rest of a body need not be
-read (Kafka is unreachable, there are too many errors, the service shuts down), the response names the first event that
-was not read.
+`max_body_bytes`. NDJSON is buffered as well with `?atomic=true` or an `Idempotency-Key`. An invalid event does not
+affect the others, unless `?atomic=true`. If the rest of a body need not be read (Kafka is unreachable, there are too
+many errors, the service shuts down), the response names the first event that was not read.
 """
 
 from __future__ import annotations
