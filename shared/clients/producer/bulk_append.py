@@ -19,9 +19,12 @@ from penstock.shared.clients.producer.delivery import (
 from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue
 from penstock.shared.common.errors import BufferExhausted, PenstockError, TransactionAborted, UnknownTopicOrPartition
-from penstock.shared.common.records import AnyHeaders, ProducerRecord, RecordColumns
+from penstock.shared.common.records import AnyHeaders, ProducerRecord, RecordColumns, TopicPartition
 
 NO_HEADERS: list[tuple[str, bytes | None]] = []
+
+NO_QUEUE = PartitionQueue(TopicPartition("", -1), 0)
+"""The queue of a record whose partition is not chosen yet. It never has an open batch."""
 
 
 class Topic(Protocol):
@@ -76,24 +79,28 @@ class Bulk:
 
     def _append_records(self, topics: Mapping[str, Topic], run: Run) -> ProducerRecord | None:
         """The loop is flat: one more call, property or object here lowers the throughput."""
-        append = self._locations.of.append
+        locations = self._locations.of
         now_ms = self.timestamp
         name: str | None = None
-        by_key: dict[bytes, PartitionQueue] = {}
-        topic: Topic | None = None
         record: ProducerRecord | None = None
         try:
             for record in self._rest:
                 # By identity: the records of a bulk mostly share one string. Equal strings cost one more lookup.
                 if record.topic is not name:
                     name = record.topic
-                    topic = topics.get(name)
-                    by_key = {} if topic is None else topic.by_key
+                    found = topics.get(name)
+                    if found is None:
+                        return record
+                    topic = found
+                    known_queue = topic.by_key.get
+                    sticky_queue = topic.sticky_queue or NO_QUEUE
                 key = record.key
-                if topic is None:
+                queue = sticky_queue if key is None else known_queue(key) or topic.for_key(key)
+                if (batch := queue.open) is None or record.partition is not None or record.headers:
                     return record
-                queue = topic.sticky_queue if key is None else by_key.get(key) or topic.for_key(key)
-                if queue is None or (batch := queue.open) is None or record.partition is not None or record.headers:
+                value = record.value
+                # Before the append: the builder takes any buffer. `__class__` costs less than `type` or `isinstance`.
+                if value.__class__ is not bytes and value is not None:
                     return record
                 timestamp = record.timestamp
                 if timestamp is None:
@@ -101,15 +108,15 @@ class Bulk:
                 elif type(timestamp) is not int or timestamp < 0:
                     return record
                 index = batch.count
-                if batch.append(index, timestamp, key, record.value, NO_HEADERS) is None:
+                if batch.append(index, timestamp, key, value, NO_HEADERS) is None:
                     return record
                 batch.count = index + 1
                 if batch.run is not run:
                     batch.run = run
                     run[batch] = index
-                append(batch)
-        # Not bytes, or no record at all: `_take_bulk_record` raises the error that fits.
-        except (TypeError, OverflowError, AttributeError):
+                locations.append(batch)
+        # Not bytes, or no record at all: `_take_bulk_record` serializes the record, or raises the error that fits.
+        except (TypeError, ValueError, OverflowError, BufferError, AttributeError):
             return record
         return None
 
@@ -207,8 +214,8 @@ class ColumnBulk(Bulk):
             else:
                 queue = topic.queues.get(columns.partition)
                 self._fill_batch(None if queue is None else queue.open, run)
-        # Not bytes: `_take_bulk_record` raises the error that fits.
-        except (TypeError, OverflowError):
+        # Not bytes: `_take_bulk_record` serializes the record, or raises the error that fits.
+        except (TypeError, ValueError, OverflowError, BufferError):
             pass
         # The record that was read and not taken.
         at = len(self._locations)
@@ -220,6 +227,8 @@ class ColumnBulk(Bulk):
         for key, value, timestamp, headers in self._fields:
             queue = topic.sticky_queue if key is None else by_key.get(key) or topic.for_key(key)
             if queue is None or (batch := queue.open) is None or type(timestamp) is not int or timestamp < 0 or headers:
+                return
+            if value.__class__ is not bytes and value is not None:
                 return
             index = batch.count
             if batch.append(index, timestamp, key, value, NO_HEADERS) is None:
@@ -243,6 +252,8 @@ class ColumnBulk(Bulk):
                     type(timestamp) is not int
                     or timestamp < 0
                     or headers
+                    or (value.__class__ is not bytes and value is not None)
+                    or (key.__class__ is not bytes and key is not None)
                     or append(index, timestamp, key, value, NO_HEADERS) is None
                 ):
                     return

@@ -316,7 +316,7 @@ def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) 
     try:
         values = _pack_slice(columns.values[first:stop])
         keys = _pack_slice(columns.keys[first : first + len(values)])
-    except TypeError:
+    except (TypeError, BufferError):
         return None
     headers = _slice_headers(columns, first, first + len(keys))
     if headers is None:

@@ -132,9 +132,13 @@ class PartitionedTopic:
         self.used_ms = 0
 
     def for_key(self, key: bytes) -> PartitionQueue:
-        """Return the queue of the partition that the built-in partitioner chooses for a key."""
+        """Return the queue of the partition that the built-in partitioner chooses for a key. Raises TypeError if it is
+        not bytes."""
         queue = self.by_key.get(key)
         if queue is None:
+            # murmurhash2 takes any buffer.
+            if not isinstance(key, bytes):
+                raise TypeError(f"a key must be bytes, got {type(key).__name__}")
             queue = self.queues[self.numbers[for_key(key, len(self.numbers))]]
             if len(key) <= CACHED_KEY_BYTES_MAX:
                 if len(self.by_key) >= KEY_CACHE_MAX:

@@ -289,6 +289,9 @@ class Producer:
                 known is not None
                 and partition is None
                 and not headers
+                and (timestamp is None or (type(timestamp) is int and timestamp >= 0))
+                # Before the append: the builder takes any buffer. `__class__` costs less than `type` or `isinstance`.
+                and (value.__class__ is bytes or value is None)
                 and (transaction is None or transaction.state is TxnState.IN_TRANSACTION)
                 and (on_delivery is None or is_valid_callback(on_delivery))
             ):
@@ -296,15 +299,16 @@ class Producer:
                 if queue is not None and (batch := queue.open) is not None:
                     at = time_ns() // 1_000_000 if timestamp is None else timestamp
                     index = batch.count
-                    if type(at) is int and at >= 0 and batch.append(index, at, key, value, NO_HEADERS) is not None:
+                    if batch.append(index, at, key, value, NO_HEADERS) is not None:
                         batch.count = index + 1
                         key_size = -1 if key is None else len(key)
                         value_size = -1 if value is None else len(value)
                         if on_delivery is not None:
                             batch.callbacks.append(RecordCallback(index, at, key_size, value_size, on_delivery))
                         return Delivery(batch, index, at, key_size, value_size)
-        # Not bytes, no timestamp, or a record without a hash: `_enqueue_record` raises the error that fits.
-        except (TypeError, OverflowError):
+        # Not bytes, no timestamp, or a record without a hash: `_enqueue_record` serializes it, or raises the error that
+        # fits.
+        except (TypeError, ValueError, OverflowError, BufferError):
             pass
         record = record_of(topic, value, key, headers, partition, timestamp)
         return await self._take_record(record, on_delivery)

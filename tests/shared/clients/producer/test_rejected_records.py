@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
@@ -276,6 +278,51 @@ async def test_a_fractional_timestamp_is_rejected_in_an_open_batch() -> None:
             await producer.send("t", b"odd", timestamp=1.5)  # type: ignore[arg-type]
         await producer.flush()
         assert values(cluster) == [b"opens"]
+
+
+async def sent_each_way(producer: Producer, fields: dict[str, Any]) -> list[RecordMetadata | Exception]:
+    """The results of a record that is sent in each of four ways, each time with an open batch."""
+    columns = [fields["key"]], [fields["value"]], None
+    results: list[RecordMetadata | Exception] = []
+    for partition in (None, 0):
+        for bulk in ([ProducerRecord("t", **fields)], RecordColumns("t", *columns, partition)):
+            await producer.send("t", b"opens", key=b"kk")
+            deliveries = await producer.send_many(bulk)
+            await producer.flush()
+            results += await deliveries
+    await producer.send("t", b"opens", key=b"kk")
+    sending = asyncio.ensure_future(producer.send("t", **fields))
+    await asyncio.wait([sending])
+    await producer.flush()
+    return [*results, sending.exception() or await (await sending)]
+
+
+@pytest.mark.parametrize("odd", [np.int64(5), np.arange(2), array("q", [5])])
+async def test_other_types_are_rejected_in_an_open_batch(odd: Any) -> None:
+    """A key or value that is not bytes is rejected with an open batch as without one, also if it has a buffer."""
+    async with producing(linger_ms=60_000) as (cluster, producer):
+        for fields in ({"key": b"kk", "value": odd}, {"key": odd, "value": b"vv"}):
+            results = await sent_each_way(producer, fields)
+            assert {type(result) for result in results} == {SerializationError}
+        assert set(values(cluster)) == {b"opens"}
+
+
+@pytest.mark.parametrize(
+    "view", [memoryview(b"kakb")[::2], memoryview(bytearray(b"kk")), memoryview(b"kk"), memoryview(b"kk").cast("H")]
+)
+async def test_every_memoryview_is_accepted_in_an_open_batch(view: memoryview) -> None:
+    """A view that is not contiguous, is writable, or has items of several bytes is sent with an open batch as without
+    one. The metadata has its size in bytes."""
+    async with producing(linger_ms=60_000) as (cluster, producer):
+        for fields in ({"key": b"kk", "value": view}, {"key": view, "value": b"vv"}):
+            for result in await sent_each_way(producer, fields):
+                assert isinstance(result, RecordMetadata), result
+                assert (result.serialized_key_size, result.serialized_value_size) == (2, 2)
+        assert {(record.key, record.value) for record in cluster.records("t")} == {
+            (b"kk", b"opens"),
+            (b"kk", b"kk"),
+            (b"kk", b"vv"),
+        }
 
 
 async def test_rejected_records_count_as_errors() -> None:
