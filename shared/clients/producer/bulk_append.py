@@ -14,7 +14,6 @@ from penstock.shared.clients.producer.delivery import (
     DeliveryLocations,
     Run,
     Span,
-    serialized_size,
 )
 from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue
@@ -45,7 +44,7 @@ class Bulk:
         self.timestamp = timestamp
         self._rest = iter(() if isinstance(records, RecordColumns) else records)
         self._locations = DeliveryLocations()
-        self._sizes: dict[int, tuple[int, int]] = {}
+        self._sent_alone: dict[int, Delivery] = {}
         self._ended: PenstockError | None = None
         self._unknown: dict[tuple[str, int | None], PenstockError] = {}
         self.stop = len(records)
@@ -154,16 +153,15 @@ class Bulk:
 
     def add_delivery(self, delivery: Delivery) -> None:
         """Note that the next record was sent alone, with this delivery."""
-        at = len(self._locations)
-        record = self.records[at]
-        sizes = delivery._key_size, delivery._value_size
-        if sizes != (serialized_size(record.key), serialized_size(record.value)):
-            self._sizes[at] = sizes
+        # Serializers may have changed the sizes, and interceptors the timestamp.
+        self._sent_alone[len(self._locations)] = delivery
         self._locations.add(delivery._batch, delivery._index)
 
     def deliveries(self) -> Deliveries:
         """Return the deliveries of all records."""
-        return Deliveries(self._locations, self.records, self.timestamp, self._sizes, all_accepted=not self.rejections)
+        return Deliveries(
+            self._locations, self.records, self.timestamp, self._sent_alone, all_accepted=not self.rejections
+        )
 
 
 class ColumnBulk(Bulk):

@@ -275,23 +275,23 @@ class Deliveries:
     it for large bulks.
     """
 
-    __slots__ = ("_all_accepted", "_batches", "_locations", "_records", "_sizes", "_timestamp")
+    __slots__ = ("_all_accepted", "_batches", "_locations", "_records", "_sent_alone", "_timestamp")
 
     def __init__(
         self,
         delivery_locations: DeliveryLocations,
         records: Sequence[ProducerRecord],
         timestamp: int,
-        sizes: dict[int, tuple[int, int]],
+        sent_alone: dict[int, Delivery],
         *,
         all_accepted: bool,
     ) -> None:
-        """`timestamp` is that of records without one. `sizes` has the (key, value) sizes of records that serializers
-        changed. `all_accepted` means that every record has a batch."""
+        """`timestamp` is that of records without one. `sent_alone` has the deliveries of records that were not appended
+        together with others, by index. `all_accepted` means that every record has a batch."""
         self._locations = delivery_locations
         self._records = records
         self._timestamp = timestamp
-        self._sizes = sizes
+        self._sent_alone = sent_alone
         self._batches = delivery_locations.batches()
         self._all_accepted = all_accepted
 
@@ -358,10 +358,11 @@ class Deliveries:
             return batch.cancelled_error()
         if batch.error is not None:
             return batch.error
+        if (own := self._sent_alone.get(i)) is not None:
+            return batch.metadata(index, own._timestamp, own._key_size, own._value_size)
         record = self._records[i]
-        key_size, value_size = self._sizes.get(i) or (serialized_size(record.key), serialized_size(record.value))
         timestamp = self._timestamp if record.timestamp is None else record.timestamp
-        return batch.metadata(index, timestamp, key_size, value_size)
+        return batch.metadata(index, timestamp, serialized_size(record.key), serialized_size(record.value))
 
 
 def serialized_size(data: bytes | None) -> int:

@@ -85,14 +85,16 @@ async def test_it_stops_at_what_needs_more() -> None:
 
 
 async def test_a_record_that_went_its_own_way() -> None:
-    """A record outside the fast path has its index in the results, with its serialized sizes."""
-    known, bulk = topic(), Bulk(records(b"a", b"b", b"c"), 77)
+    """A record outside the fast path has its index in the results, with its serialized sizes and its timestamp. Its
+    own key and value need no length."""
+    first: Any = ProducerRecord("t", 1.5, 7)
+    known, bulk = topic(), Bulk([first, *records(b"b", b"c")], 77)
     own = topic().queues[0].open
     assert own is not None
     own.append(0, 77, None, b"serialized", [])
     own.count = 1
     assert bulk.fill({}) is bulk.records[0]
-    bulk.add_delivery(Delivery(own, 0, 77, -1, 10))
+    bulk.add_delivery(Delivery(own, 0, 42, 8, 10))
     assert bulk.fill({"t": known}) is None
     own.complete(3, -1)
     batch = known.queues[1].open
@@ -100,7 +102,7 @@ async def test_a_record_that_went_its_own_way() -> None:
     batch.complete(8, -1)
     results = await bulk.deliveries()
     assert results == [
-        RecordMetadata("t", 0, 3, 77, -1, 10),
+        RecordMetadata("t", 0, 3, 42, 8, 10),
         RecordMetadata("t", 1, 8, 77, -1, 1),
         RecordMetadata("t", 1, 9, 77, -1, 1),
     ]

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.shared.clients.interceptors import ProducerInterceptor
 from penstock.shared.clients.producer import Producer, ProducerSettings
@@ -23,6 +24,7 @@ from penstock.shared.common.errors import (
     TransactionAborted,
 )
 from penstock.shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
+from penstock.shared.common.serialization import json_serializer, long_serializer
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, Drop, ErrorCode, Fail, FakeCluster
 from tests.shared.clients.producer.clusters import values
@@ -241,6 +243,25 @@ async def test_headers_are_pairs_or_a_dict() -> None:
             assert headers == [(("a", b"1"), ("b", None))] * 3 + [()]
     assert len(seen) == 16
     assert set(seen) == {(("a", b"1"), ("b", None)), ()}
+
+
+async def test_a_bulk_of_serialized_records() -> None:
+    """`send_many` takes what the serializers and the interceptors take. The metadata has the serialized sizes, and the
+    timestamp that an interceptor has set."""
+
+    class Stamp(ProducerInterceptor):
+        def on_send(self, record: ProducerRecord) -> ProducerRecord:
+            return replace(record, timestamp=42)
+
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        serializers: Any = {"key_serializer": long_serializer, "value_serializer": json_serializer}
+        async with Producer(cluster.bootstrap_servers, interceptors=[Stamp()], **serializers) as producer:
+            records = [ProducerRecord("t", value, 6) for value in (5, 1.5, True, None, {"a": 1})]
+            results = await (await producer.send_many(records))
+        assert [result.timestamp for result in results if isinstance(result, RecordMetadata)] == [42] * len(records)
+        sizes = [(r.serialized_key_size, r.serialized_value_size) for r in results if isinstance(r, RecordMetadata)]
+        assert sizes == [(8, -1 if value is None else len(value)) for value in values(cluster)]
 
 
 class Broken(Exception):
