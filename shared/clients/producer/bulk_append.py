@@ -107,7 +107,9 @@ class Bulk:
                 elif type(timestamp) is not int or timestamp < 0:
                     return record
                 index = batch.count
-                if batch.append(index, timestamp, key, value, NO_HEADERS) is None:
+                # `append` is a slot and not a method: to read it first costs less than `batch.append(...)`.
+                append = batch.append
+                if append(index, timestamp, key, value, NO_HEADERS) is None:
                     return record
                 batch.count = index + 1
                 if batch.run is not run:
@@ -268,4 +270,5 @@ def bulk_of(records: Iterable[ProducerRecord[Any, Any]], timestamp: int) -> Bulk
     """Return a ColumnBulk for records in columns, a Bulk for all others."""
     if isinstance(records, RecordColumns):
         return ColumnBulk(records, timestamp)
-    return Bulk(records if isinstance(records, list) else list(records), timestamp)
+    # A copy: the caller may change its list while the results are not read.
+    return Bulk(list(records), timestamp)

@@ -340,7 +340,8 @@ class Producer:
         return await (await self.send(topic, value, **rest))
 
     async def send_many(self, records: Iterable[ProducerRecord[Any, Any]]) -> Deliveries:
-        """Enqueue many records in order. The order is kept within each partition.
+        """Enqueue many records in order. The order is kept within each partition. Columns are not copied: do not change
+        them until the deliveries are read.
 
         An error that `send` would raise for a record becomes the result of that record, and its transaction can only be
         aborted. If the buffer stays full for `max_block_ms`, all later records end in BufferExhausted at once. The call

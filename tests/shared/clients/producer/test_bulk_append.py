@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.shared.clients.producer.bulk_append import Bulk, ColumnBulk
+from penstock.shared.clients.producer.bulk_append import Bulk, ColumnBulk, bulk_of
 from penstock.shared.clients.producer.delivery import Delivery
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
@@ -184,3 +184,18 @@ async def test_records_own_timestamps() -> None:
     batch.complete(0, -1)
     assert [getattr(one, "timestamp", None) for one in await bulk.deliveries()] == [5, 77]
     assert await Bulk([], 0).deliveries() == []
+
+
+async def test_a_list_may_be_used_again() -> None:
+    """The results do not change if the caller clears its list after the call."""
+    known, buffer = topic(), records(b"a", b"bc")
+    bulk = bulk_of(buffer, 77)
+    assert bulk.fill({"t": known}) is None
+    buffer.clear()
+    batch = known.queues[1].open
+    assert batch is not None
+    batch.complete(0, -1)
+    deliveries = bulk.deliveries()
+    results = [RecordMetadata("t", 1, 0, 77, -1, 1), RecordMetadata("t", 1, 1, 77, -1, 2)]
+    assert await deliveries == results
+    assert deliveries.last() == results[-1]
