@@ -370,9 +370,11 @@ class Sender:
         except PenstockError as e:
             failure = e
         except asyncio.CancelledError:
-            # `close` gives up the request and then fails the batches. They must not count as in flight any more.
+            # `close` gives up the request and then fails the batches. They must not count as in flight any more. They
+            # may be in the log.
             for batch in batches:
                 self._accumulator.landed(batch)
+                batch.fate_unknown = True
             raise
         except Exception as e:
             # Whatever the error is, the batches must not stay in flight for ever.

@@ -65,6 +65,27 @@ async def test_a_second_close_may_shorten_the_timeout() -> None:
             await delivery
 
 
+async def test_a_record_in_flight_at_the_end_of_close_may_be_written() -> None:
+    """Its error has `maybe_written`. The error of a record that no request has contained does not have it."""
+    async with producing(max_in_flight_requests_per_connection=1) as (cluster, producer):
+        out = asyncio.Event()
+
+        async def hold(_: Request) -> None:
+            out.set()
+            await asyncio.Event().wait()
+
+        cluster.control(Api.PRODUCE, hold)
+        in_flight = await producer.send("t", b"v")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await out.wait()
+        queued = await producer.send("t", b"v")
+        await producer.close(timeout_ms=0)
+        for delivery, maybe_written in ((in_flight, True), (queued, False)):
+            error = delivery.exception()
+            assert isinstance(error, IllegalState)
+            assert error.maybe_written is maybe_written
+
+
 async def test_an_abort_waits_at_most_max_block_ms() -> None:
     """Without a response the abort ends after max_block_ms, and may be called again."""
     async with producing(transactional_id="x", max_block_ms=100) as (cluster, producer):
