@@ -83,7 +83,12 @@ class TransactionRequests:
                 epoch=ledger.epoch,
             )
 
-        await self._retry_request(request_producer_id, where)
+        # `max_block_ms` bounds only calls of the user. Without a transactional id the sender itself fetches the id, and
+        # repeats the call until it has one.
+        if transactional_id is None:
+            await self._connection.retrying(request_producer_id, where, self._connection.settings.request_timeout_ms)
+        else:
+            await self._retry_request(request_producer_id, where)
 
     async def add_partitions(self, partitions: Iterable[TopicPartition], *, first: bool) -> None:
         """Add partitions to the transaction at its coordinator. `first` means that this request begins the

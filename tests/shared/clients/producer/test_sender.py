@@ -133,6 +133,14 @@ async def test_a_producer_id_is_requested_until_there_is_one() -> None:
         assert await outcome(await producer.send("t", b"1")) == 0
 
 
+async def test_max_block_ms_does_not_bound_the_request_for_a_producer_id() -> None:
+    """`send` does not wait for a producer id, so its limit does not apply, however short it is."""
+    async with producing(max_block_ms=0) as (_, producer):
+        await producer._connection.wait_for_topic("t", 5_000)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await outcome(await producer.send("t", b"0")) == 0
+
+
 @pytest.mark.parametrize("transactional_id", [None, "tx"])
 async def test_a_producer_id_is_requested_beside_pending_metadata(transactional_id: str | None) -> None:
     """With one request in flight at a time, a pending metadata request does not block the producer id."""

@@ -31,6 +31,7 @@ from penstock.shared.common.errors import (
     TransactionAborted,
 )
 from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, Close, ErrorCode, Fail, FakeCluster, Message, Request, Respond
 from tests.shared.clients.producer.clusters import producing, values
 from tests.shared.clients.producer.harness import (
@@ -148,6 +149,7 @@ class Granting:
     """A connection whose requests for a producer id return the next epoch of id 9."""
 
     client_id = "c"
+    settings = KafkaSettings()
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
@@ -166,7 +168,9 @@ class Granting:
         assert (kind, key) == ("transaction", "x")
         return await self.send(1, request, where)
 
-    async def retrying(self, call: Callable[[], Awaitable[Any]], where: str, timeout_ms: int, *, soon: bool) -> Any:
+    async def retrying(
+        self, call: Callable[[], Awaitable[Any]], where: str, timeout_ms: int, *, soon: bool = False
+    ) -> Any:
         self.soon.add(soon)
         return await call()
 
