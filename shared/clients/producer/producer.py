@@ -274,7 +274,8 @@ class Producer:
 
         These errors are raised before anything is enqueued: SerializationError, RecordTooLarge, InvalidTimestamp,
         InvalidTopic, DataError (invalid partition number), UnknownTopicOrPartition (not known within `max_block_ms`),
-        AuthorizationFailed, BufferExhausted, IllegalState (closed, no open transaction), TransactionAborted,
+        AuthorizationFailed, BufferExhausted, IllegalState (closed, no open transaction, or the transaction ended while
+        the call waited), TransactionAborted,
         ProducerFenced, TypeError (`on_delivery` cannot be called, or is async). If a record is rejected or cancelled,
         its transaction can only be aborted.
 
@@ -311,7 +312,7 @@ class Producer:
         except (TypeError, ValueError, OverflowError, BufferError):
             pass
         record = record_of(topic, value, key, headers, partition, timestamp)
-        return await self._take_record(record, on_delivery)
+        return await self._take_record(record, on_delivery, self._transaction_number)
 
     @overload
     async def send_and_wait(
@@ -347,21 +348,25 @@ class Producer:
         aborted. If the buffer stays full for `max_block_ms`, all later records end in BufferExhausted at once. The call
         waits only once for a topic's unknown partitions.
 
-        Raises IllegalState if the producer is closed or has no open transaction, TransactionAborted if the transaction
-        can only be aborted when the call begins, or the producer's fatal error. Raises TypeError for an object that is
-        not a ProducerRecord. If this call raises or is cancelled, the earlier records are cancelled, except those that
-        a request has contained. If there are such records, `maybe_written` of IllegalState is True.
+        Raises IllegalState if the producer is closed or has no open transaction, or the transaction ended while the
+        call waited. Raises TransactionAborted if the transaction can only be aborted when the call begins, or the
+        producer's fatal error. Raises TypeError for an object that is not a ProducerRecord. If this call raises or is
+        cancelled, the earlier records are cancelled, except those that a request has contained. If there are such
+        records, `maybe_written` of IllegalState is True.
         """
-        self._check_open()
+        number = self._transaction_number
+        self._check_open(number)
         bulk = bulk_of(records, time_ns() // 1_000_000)
         try:
             while len(bulk) < len(bulk.records):
+                # After a record that has failed while it waited, too.
+                self._check_transaction_number(number)
                 if isinstance(bulk, ColumnBulk) and len(bulk) == bulk.stop:
-                    await self._take_columns(bulk)
+                    await self._take_columns(bulk, number)
                     continue
                 record = bulk.fill(self._direct)
                 if len(bulk) < bulk.stop:
-                    await self._take_bulk_record(bulk, record)
+                    await self._take_bulk_record(bulk, record, number)
         except BaseException as e:
             # The caller does not get the deliveries, and would send the records again.
             cancelled = bulk.deliveries().cancel()
@@ -589,7 +594,7 @@ class Producer:
     def _note_transaction_errors(self, txn: Transaction) -> _Noting:
         return _Noting(self._sender, txn)
 
-    async def _take_columns(self, bulk: ColumnBulk) -> None:
+    async def _take_columns(self, bulk: ColumnBulk, number: int) -> None:
         """Take the next records of columns with compiled kernels, or mark them to be taken one by one."""
         at = len(bulk)
         columns = bulk.columns
@@ -598,7 +603,7 @@ class Producer:
         # 2. An earlier record was rejected: `Bulk.rejected` then decides for each record.
         if self._slices is UNLOADED:
             self._slices = await loaded(_load_slices, "the encoding of records") if self._may_be_direct else None
-            self._check_open()
+            self._check_open(number)
         if self._slices is None or bulk.rejections:
             bulk.one_by_one(len(columns))
             return
@@ -617,15 +622,15 @@ class Producer:
             return
         if partition is not None:
             part.to_partition(known.queues[partition])
-            await self._take_slice(bulk, part)
+            await self._take_slice(bulk, part, number)
             return
         queues = [known.queues[number] for number in known.numbers]
         some_without_key = part.by_key(queues, partial(self._partitioner.spread, known))
-        await self._take_slice(bulk, part)
+        await self._take_slice(bulk, part, number)
         if some_without_key:
             self._partitioner.slice_taken(known)
 
-    async def _take_slice(self, bulk: ColumnBulk, part: ColumnSlice) -> None:
+    async def _take_slice(self, bulk: ColumnBulk, part: ColumnSlice, number: int) -> None:
         """Move a slice of columns into batches, in turn one batch for each partition.
 
         If the wait for memory fails, its error becomes the result of the slice's records that are not in a batch.
@@ -638,13 +643,13 @@ class Producer:
             # One batch of each partition in turn: they share the buffer evenly when it becomes full.
             while groups:
                 for group in groups:
-                    await self._fill_batch(group)
+                    await self._fill_batch(group, number)
                 groups = [group for group in groups if group.left]
         except asyncio.CancelledError:
             # `send_many` cancels the records before as well. A commit would leave them all out.
             cancelled = SendCancelled(f"topic {topic}: the send was cancelled")
             self._metrics.failed(topic, part.fail(cancelled))
-            self._fail_transaction(cancelled)
+            self._fail_transaction(cancelled, number)
             raise
         except Exception as e:
             left = part.fail(e)
@@ -654,19 +659,20 @@ class Producer:
             self._metrics.failed(topic, left)
             if isinstance(e, BufferExhausted):
                 self._metrics.buffer_exhausted(left)
-            self._fail_transaction(e)
+            self._fail_transaction(e, number)
             bulk.slice_failed(e, left)
         finally:
             bulk.sliced(len(part), part.spans)
 
-    async def _fill_batch(self, group: PartitionSlice) -> None:
+    async def _fill_batch(self, group: PartitionSlice, number: int) -> None:
         """Move records into the partition's open batch, then into one new batch if some are left."""
         queue = group.queue
         group.fill(queue.open)
         if not group.left:
             return
         memory = max(self._accumulator.batch_size, group.next_size())
-        await self._acquire_batch_memory(queue, memory, SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms)
+        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms
+        await self._acquire_batch_memory(queue, memory, deadline_ms, number)
         # Another send may have opened a batch while this one waited: use the room there.
         if group.fill(queue.open):
             self._memory.release(memory)
@@ -677,12 +683,12 @@ class Producer:
         assert taken, "the first record of a batch always fits"
         self._on_batch_opened()
 
-    async def _take_bulk_record(self, bulk: Bulk, record: object) -> None:
+    async def _take_bulk_record(self, bulk: Bulk, record: object, number: int) -> None:
         """Enqueue the next record of a bulk. An error that `send` would raise becomes the record's result. Only
         IllegalState is raised, and TypeError for an object that is not a ProducerRecord."""
         if not isinstance(record, ProducerRecord):
             wrong = TypeError(f"send_many: record {len(bulk)} is a {type(record).__name__}, not a ProducerRecord")
-            self._fail_transaction(wrong)
+            self._fail_transaction(wrong, number)
             raise wrong
         try:
             if (known := bulk.rejected(record)) is not None:
@@ -690,7 +696,7 @@ class Producer:
                 raise known
             if record.timestamp is None:
                 record = msgspec.structs.replace(record, timestamp=bulk.timestamp)
-            delivery = await self._take_record(record, None, patient=record.topic not in bulk.impatient)
+            delivery = await self._take_record(record, None, number, patient=record.topic not in bulk.impatient)
         # The producer was closed or has no transaction: this is an error of the call, not of the record.
         except IllegalState:
             raise
@@ -717,45 +723,48 @@ class Producer:
         return error
 
     async def _take_record(
-        self, record: ProducerRecord, on_delivery: OnDelivery | None, *, patient: bool = True
+        self, record: ProducerRecord, on_delivery: OnDelivery | None, number: int, *, patient: bool = True
     ) -> Delivery:
-        """Enqueue a record. Without `patient` the call does not wait for metadata, since an earlier record of the
-        bulk already has."""
+        """Enqueue a record in the transaction with the number. Without `patient` the call does not wait for metadata,
+        since an earlier record of the bulk already has."""
         is_observed = False
         try:
-            self._check_open()
+            self._check_open(number)
             check_callback(on_delivery)
             record = record.with_header_pairs()
             if self._interceptors:
                 record = self._interceptors.on_send(record)
                 is_observed = True
                 on_delivery = self._interceptors.observed(record, on_delivery)
-            return await self._enqueue_record(record, on_delivery, patient=patient)
+            return await self._enqueue_record(record, on_delivery, number, patient=patient)
         except Exception as e:
             if not isinstance(e, IllegalState):
                 self._count_rejected(record, e)
-                self._fail_transaction(e)
+                self._fail_transaction(e, number)
             if is_observed:
                 self._interceptors.on_acknowledgement(None, e, record.headers)
             raise
         except asyncio.CancelledError:
             cancelled = SendCancelled(f"topic {record.topic}: the send was cancelled")
             self._metrics.failed(record.topic, 1)
-            self._fail_transaction(cancelled)
+            self._fail_transaction(cancelled, number)
             if is_observed:
                 self._interceptors.on_acknowledgement(None, cancelled, record.headers)
             raise
 
-    def _fail_transaction(self, error: Exception) -> None:
-        """Make the open transaction abortable: a record was rejected, and a commit would leave it out."""
+    def _fail_transaction(self, error: Exception, number: int) -> None:
+        """Make the transaction with the number abortable, if it is open: a record was rejected, and a commit would
+        leave it out."""
         if self._transaction is None or self._transaction.state is not TxnState.IN_TRANSACTION:
+            return
+        if self._transaction.number != number:
             return
         if not isinstance(error, PenstockError) or isinstance(error, FatalError):
             error = TransactionAborted(f"a record was rejected: {error!r}")
         self._sender.fail_transaction(error)
 
     async def _enqueue_record(
-        self, record: ProducerRecord, on_delivery: OnDelivery | None, *, patient: bool
+        self, record: ProducerRecord, on_delivery: OnDelivery | None, number: int, *, patient: bool
     ) -> Delivery:
         # `max_block_ms` bounds the wait for metadata and the wait for memory together, as in Java.
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms
@@ -767,6 +776,8 @@ class Producer:
                 await self._connection.wait_for_topic(topic, max(0, metadata_by_ms - SYSTEM_CLOCK.monotonic_ms()))
         key, value, headers, size = self._serialize_record(record)
         known, queue = await self._choose_partition(record, key, value, metadata_by_ms)
+        # The transaction may have ended during the waits.
+        self._check_open(number)
         at = time_ns() // 1_000_000 if record.timestamp is None else record.timestamp
         fields = at, key, value, headers
         batch = queue.open
@@ -775,7 +786,7 @@ class Producer:
             batch = None
             queue = self._partitioner.after_full(known, record, key, queue)
         if batch is None:
-            batch = await self._append_to_new_batch(queue, fields, size, deadline_ms)
+            batch = await self._append_to_new_batch(queue, fields, size, deadline_ms, number)
             self._partitioner.opened(known, record, key, batch)
         index = batch.count
         batch.count = index + 1
@@ -800,11 +811,11 @@ class Producer:
         return key, value, headers, checked_size(topic, key, value, headers, self._settings)
 
     async def _append_to_new_batch(
-        self, queue: PartitionQueue, fields: BatchRecord, size: int, deadline_ms: float
+        self, queue: PartitionQueue, fields: BatchRecord, size: int, deadline_ms: float, number: int
     ) -> ProducerBatch:
         """Append the record to a new batch, or to one that another send opened in the meantime; returns the batch."""
         memory = max(self._accumulator.batch_size, size)
-        await self._acquire_batch_memory(queue, memory, deadline_ms)
+        await self._acquire_batch_memory(queue, memory, deadline_ms, number)
         batch = queue.open
         if batch is not None and batch.append(batch.count, *fields) is not None:
             self._memory.release(memory)
@@ -819,7 +830,7 @@ class Producer:
         self._sender.batches_since_turn += 1
         self._sender.wake()
 
-    async def _acquire_batch_memory(self, queue: PartitionQueue, memory: int, deadline_ms: float) -> None:
+    async def _acquire_batch_memory(self, queue: PartitionQueue, memory: int, deadline_ms: float, number: int) -> None:
         """Acquire the memory of a new batch of a partition, waiting up to the deadline."""
         # A loop of sends that never waits would keep the sender from its turns, until the buffer is full.
         if self._sender.batches_since_turn >= YIELD_EVERY_BATCHES:
@@ -830,9 +841,9 @@ class Producer:
         if not self._memory.try_acquire(memory):
             self._sender.wake()
             await self._memory.acquire(memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
-        # The producer may have been closed, or the transaction aborted, during the waits.
+        # The producer may have been closed, or the transaction ended, during the waits.
         try:
-            self._check_open()
+            self._check_open(number)
         except BaseException:
             self._memory.release(memory)
             raise
@@ -902,10 +913,22 @@ class Producer:
         if self._state != "open":
             raise IllegalState(f"the producer is {self._state}")
 
-    def _check_open(self) -> None:
-        """Raise unless the producer is open and, if it is transactional, has an open transaction that can still be
-        committed."""
+    @property
+    def _transaction_number(self) -> int:
+        return 0 if self._transaction is None else self._transaction.number
+
+    def _check_transaction_number(self, number: int) -> None:
+        """Raise IllegalState if another transaction has begun since it had this number."""
+        if self._transaction is not None and self._transaction.number != number:
+            raise IllegalState(
+                f"transactional id {self._transaction.transactional_id}: the transaction ended while a send waited"
+            )
+
+    def _check_open(self, number: int) -> None:
+        """Raise unless the producer is open and, if it is transactional, the transaction with the number is open and
+        can still be committed."""
         self._check_usable()
+        self._check_transaction_number(number)
         if self._transaction is not None:
             self._transaction.check_open("send")
 

@@ -243,6 +243,8 @@ class Transaction:
     def __init__(self, transactional_id: str) -> None:
         self.transactional_id = transactional_id
         self.state = TxnState.UNINITIALIZED
+        self.number = 0
+        """The number of transactions that have begun."""
         self.error: PenstockError | None = None
         self.added: set[TopicPartition] = set()
         """The partitions that the coordinator knows."""
@@ -288,6 +290,7 @@ class Transaction:
     def begin(self) -> None:
         """Open a transaction."""
         self.move(TxnState.IN_TRANSACTION)
+        self.number += 1
 
     def fail(self, error: PenstockError) -> None:
         """Note an error: fatal ones end the producer, others make the open transaction abortable."""

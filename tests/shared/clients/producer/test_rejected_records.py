@@ -395,6 +395,31 @@ async def test_a_send_cancelled_while_waiting_is_acknowledged() -> None:
             assert producer.metrics()["record_error_total"] == 1
 
 
+@pytest.mark.parametrize("bulk", [False, True])
+@pytest.mark.parametrize("is_created", [False, True])
+async def test_a_waiting_send_is_not_continued_in_the_next_transaction(is_created: bool, bulk: bool) -> None:
+    """A call that still waits when its transaction ends sends nothing in the next one, and does not fail it."""
+    async with producing(transactional_id="x", max_block_ms=60_000 if is_created else 200) as (cluster, producer):
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        records = [ProducerRecord("new", b"of the first"), ProducerRecord("t", b"of the first")]
+        sending: asyncio.Future[Any] = asyncio.ensure_future(
+            producer.send_many(records) if bulk else producer.send(records[0])
+        )
+        await waits([sending])
+        await producer.abort_transaction()
+        await producer.begin_transaction()
+        await producer.send("t", b"of the second")
+        if is_created:
+            cluster.create_topic("new")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await asyncio.wait([sending])
+        assert type(sending.exception()) is (IllegalState if bulk or is_created else UnknownTopicOrPartition)
+        await producer.commit_transaction()
+        assert values(cluster) == [b"of the second"]
+        assert not is_created or cluster.records("new") == []
+
+
 @pytest.mark.parametrize("timestamp", [None, 0, 2**63 - 1])
 def test_timestamps(timestamp: int | None) -> None:
     """None means now. Otherwise a timestamp is a non-negative 64-bit integer."""
