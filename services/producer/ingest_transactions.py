@@ -22,6 +22,7 @@ from penstock.services.producer.stored_keys import StoredKeys, encode_stored_key
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.clients.producer.settings import IN_FLIGHT_MAX_FOR_IDEMPOTENCE
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import FatalError, KafkaTimeout, PenstockError, ProducerFenced, TransactionAborted
 from penstock.shared.common.log import get_logger
@@ -51,7 +52,17 @@ class KafkaTransactor:
         self._kafka = kafka
         self._admin = admin
         self._settings = settings
-        self._producer = producer.model_copy(update={"linger_ms": 0})
+        # The settings of all other requests may switch idempotence off, which transactions need.
+        in_flight = min(producer.max_in_flight_requests_per_connection, IN_FLIGHT_MAX_FOR_IDEMPOTENCE)
+        self._producer = producer.model_copy(
+            update={
+                "linger_ms": 0,
+                "acks": "all",
+                "enable_idempotence": True,
+                "retries": max(1, producer.retries),
+                "max_in_flight_requests_per_connection": in_flight,
+            }
+        )
         self._name = f"{settings.idempotency_topic}-atomic-{uuid.uuid4().hex[:12]}"
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()  # all that were started
         self._idle: list[Producer] = []

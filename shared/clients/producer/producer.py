@@ -66,6 +66,7 @@ from penstock.shared.common import kernel_loading
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
     BufferExhausted,
+    ConfigError,
     FatalError,
     IllegalState,
     InvalidTxnState,
@@ -121,6 +122,10 @@ class Producer:
         """
         kafka = KafkaSettings.of(kafka)
         settings = with_timeouts_that_fit(kafka, ProducerSettings.given(settings))
+        # ProducerSettings rejects this too, but `model_copy` does not validate. The broker would accept the records
+        # without a producer id, and an abort would not undo them.
+        if settings.transactional_id is not None and not settings.enable_idempotence:
+            raise ConfigError("transactional_id needs enable_idempotence=true")
         self._settings = settings
         self._connection = Connection(kafka)
         self._key_serializer = key_serializer

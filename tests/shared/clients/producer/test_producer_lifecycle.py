@@ -359,6 +359,13 @@ async def test_invalid_settings_are_rejected(given: Any, message: str) -> None:
         KafkaSettings(client_id="")
 
 
+async def test_transactions_without_idempotence_are_rejected() -> None:
+    """A copy of settings is not validated: the broker would store its records outside of any transaction."""
+    settings = ProducerSettings(enable_idempotence=False).model_copy(update={"transactional_id": "x"})
+    with pytest.raises(ConfigError, match="enable_idempotence"):
+        Producer("localhost:1", settings)
+
+
 async def test_a_programming_error_is_not_in_the_message_of_records() -> None:
     """If a turn of the sender raises, records fail with an error that has it only as its cause."""
     async with producing() as (_, producer):
