@@ -220,7 +220,6 @@ class CommandSettings(BaseSettings):
         extra="ignore",
         frozen=True,
         hide_input_in_errors=True,
-        nested_model_default_partial_update=True,
     )
 
     log: LogSettings = LogSettings()
@@ -234,7 +233,7 @@ class CommandSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings, env_settings)
+        return (init_settings, env_settings, _SectionDefaults(settings_cls))
 
     @classmethod
     def load(
@@ -273,6 +272,7 @@ class CommandSettings(BaseSettings):
             )
             sources.append(_Environment(loaded, environ))
             sources.append(InitSettingsSource(loaded, in_file))
+            sources.append(_SectionDefaults(loaded))
             # By its iterator: dict() would take any class with a method `keys` for a mapping.
             return cast(Self, cls.model_construct(**dict(iter(loaded()))))
         except ValidationError as e:
@@ -296,6 +296,28 @@ class ServiceSettings(DaemonSettings):
     """Base of the settings of a service that uses Kafka."""
 
     kafka: KafkaSettings = KafkaSettings()
+
+
+class _SectionDefaults(InitSettingsSource):
+    """The settings that the default of a section sets itself: `HttpSettings(port=8081)` sets the port.
+
+    They also apply if other sources set some of the section. In contrast to pydantic's
+    `nested_model_default_partial_update`, the rest does not count as set (`model_fields_set`).
+    """
+
+    def __init__(self, settings_cls: type[BaseSettings]) -> None:
+        sections = {name: field.default for name, field in settings_cls.model_fields.items()}
+        super().__init__(
+            settings_cls, {name: _own_settings(one) for name, one in sections.items() if isinstance(one, BaseModel)}
+        )
+
+
+def _own_settings(section: BaseModel) -> dict[str, Any]:
+    return {
+        name: _own_settings(value) if isinstance(value, BaseModel) else value
+        for name, value in section
+        if name in section.model_fields_set or isinstance(value, BaseModel)
+    }
 
 
 class _Environment(EnvSettingsSource):

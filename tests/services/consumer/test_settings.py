@@ -101,6 +101,8 @@ def test_settings_of_exactly_once() -> None:
     assert first.transaction_timeout_ms == 10_000
     assert str(first.transactional_id).startswith("alerts-")
     assert first.transactional_id != second.transactional_id
+    other = load("--processing-guarantee=exactly_once", "--producer.linger-ms=1").producer_settings(0)
+    assert (other.compression_type, other.transaction_timeout_ms) == ("zstd", 10_000)
     static = load("--processing-guarantee=exactly_once", "--consumer.group-instance-id=one", "--commit-interval-ms=250")
     assert static.producer_settings(0).transactional_id == "alerts-one"
     assert static.handler_loop_options().commit_interval_ms == 250

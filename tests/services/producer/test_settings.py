@@ -41,6 +41,12 @@ def test_a_producer_without_acknowledgements_is_rejected() -> None:
     assert load("--producer.acks=1", without_idempotence).producer.acks == 1
 
 
+def test_acks_alone_switch_idempotence_off() -> None:
+    """The default of enable_idempotence gives way to another setting, wherever that comes from."""
+    for settings in (load("--producer.acks=1"), load(PENSTOCK_PRODUCER__ACKS="1")):
+        assert (settings.producer.acks, settings.producer.enable_idempotence) == (1, False)
+
+
 def test_topics_are_read_from_the_file(tmp_path: Path) -> None:
     """The file has a table for each topic and one for the default."""
     file = tmp_path / "penstock.toml"

@@ -131,6 +131,16 @@ def test_one_value_of_a_table_keeps_the_services_default_port() -> None:
     assert load().http == HttpSettings(host="::1", port=8081)
 
 
+def test_only_given_settings_of_a_section_count_as_set() -> None:
+    """`model_fields_set` has what a source or the service's own default gives, so that a rule can tell whether a
+    setting was chosen."""
+    Path("penstock.toml").write_text('[store]\npath = "p"\n')
+    settings = load("--http.host=::1")
+    assert settings.store.model_fields_set == {"path"}
+    assert settings.http.model_fields_set == {"host", "port"}
+    assert load(PENSTOCK_STORE__LIMIT="3").store.model_fields_set == {"path", "limit"}
+
+
 def test_required_from_any_source() -> None:
     """A required setting may come from the environment or the file, and a missing one is an error with its name."""
     assert Service.load([], environ={"PENSTOCK_NAME": "env"}).name == "env"
