@@ -168,7 +168,8 @@ class HeldUpShare:
 
     def _exceeds_share(self, queue: PartitionQueue, size: int, now_ms: int) -> bool:
         # Every new batch comes through here. While all partitions together are below the limit, none is examined.
-        if self._memory.size - self._memory.available + self._granted + size <= self._limit:
+        used = self._memory.size - self._memory.available
+        if not self._memory.waiting and used + self._granted + size <= self._limit:
             return False
         if not (queue.is_held_up(now_ms) or self._is_away(queue.tp)):
             return False
@@ -201,6 +202,21 @@ class HeldUpShare:
             ) from None
         # The caller requests the bytes from the pool now.
         self._granted -= size
+
+    async def acquire(self, queue: PartitionQueue, size: int, timeout_ms: float) -> None:
+        """Acquire `size` bytes for `queue` from the pool. While the request waits there, they count as held by the
+        partition.
+
+        The caller opens a batch at once, which counts them again. Raises the errors of `BufferPool.acquire`.
+        """
+        queue.held += size
+        try:
+            await self._memory.acquire(size, timeout_ms)
+        except BaseException:
+            queue.held -= size
+            self._serve_waiting_requests()
+            raise
+        queue.held -= size
 
     def close(self) -> None:
         """Fail every waiting request with IllegalState."""

@@ -845,7 +845,7 @@ class Producer:
         # While a send waits for memory, batches do not linger: the sender must take a turn now.
         if not self._memory.try_acquire(memory):
             self._sender.wake()
-            await self._memory.acquire(memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
+            await self._held_up.acquire(queue, memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
         # The producer may have been closed, or the transaction ended, during the waits.
         try:
             self._check_open(number)

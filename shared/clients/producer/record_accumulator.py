@@ -27,7 +27,8 @@ HELD_UP_MS = 100
 class PartitionQueue:
     """One partition's batches: `queued` in the order of the records, and `out` in a request.
 
-    `open` is the last queued batch, if it still takes records. `held` is the buffer memory of all batches in bytes.
+    `open` is the last queued batch, if it still takes records. `held` is the buffer memory in bytes of all batches, and
+    of the sends that wait for it (`HeldUpShare.acquire`).
     `batches` is the number of batches since the start, and `batches_at_ack` that number at the last acknowledgement.
     """
 

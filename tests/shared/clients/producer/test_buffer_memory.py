@@ -386,6 +386,34 @@ async def test_waiting_requests_are_served_in_order() -> None:
     assert not table.must_wait(A)
 
 
+async def test_what_waits_in_the_pool_belongs_to_the_share() -> None:
+    """If the buffer is full, the sends that wait for memory count as what their partition holds. Otherwise they would
+    together get all of it once it is free."""
+    table = Table()
+    table.fail(A, 1)
+    table.fill(B, 2)
+    table.core.respond(table.core.turn()[0])
+    table.fill(B, 2 * LIMIT - 2)
+    assert table.core.memory.available == 0
+    queue = table.core.accumulator.queue(A)
+    waiting = []
+    while not table.must_wait(A):
+        waiting.append(asyncio.ensure_future(table.share.acquire(queue, BATCH, 10_000)))
+        await soon()
+        assert len(waiting) < 2 * LIMIT
+    assert len(waiting) == LIMIT - 1
+    assert table.core.memory.waiting == LIMIT - 1
+    in_share = table.wait(A)
+    await soon()
+    waiting[0].cancel()
+    await soon()
+    assert in_share.done(), "the cancelled request belongs to the share no longer"
+    for one in waiting:
+        one.cancel()
+    await soon()
+    assert queue.held == BATCH
+
+
 async def test_waited_for_too_long() -> None:
     """The error states the partition's problem, and no waiter is left."""
     table = Table()
