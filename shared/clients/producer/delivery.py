@@ -184,7 +184,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
 
         A cancelled record has the result SendCancelled. Its transaction can only be aborted.
         """
-        removed = self._batch.remove(self._index)
+        removed = bool(self._batch.remove(self._index))
         if removed:
             self._batch.cancelled_records()
         return removed
@@ -310,12 +310,15 @@ class Deliveries:
 
         Their transaction can then only be aborted.
         """
-        pairs = zip(self._locations.of, self._locations.indices(), strict=True)
-        batches = [batch for batch, index in pairs if isinstance(batch, ProducerBatch) and batch.remove(index)]
+        indices: dict[ProducerBatch, list[int]] = {batch: [] for batch in self._batches}
+        for batch_or_error, index in zip(self._locations.of, self._locations.indices(), strict=True):
+            if isinstance(batch_or_error, ProducerBatch):
+                indices[batch_or_error].append(index)
+        removed = [batch.remove(*own) for batch, own in indices.items()]
         # Once for all batches: it fails the transaction, which they share.
-        if batches:
-            batches[0].cancelled_records()
-        return len(batches)
+        if any(removed):
+            self._batches[0].cancelled_records()
+        return sum(removed)
 
     async def wait(self) -> None:
         """Wait until all records are done."""

@@ -201,20 +201,29 @@ class ProducerBatch:
         self.count += stop - first
         return stop
 
-    def remove(self, index: int) -> bool:
-        """Mark a record as cancelled. Returns False if the batch is no longer open, or if the record was cancelled
-        before.
+    def remove(self, *indices: int) -> int:
+        """Mark records as cancelled. Returns their number: 0 if the batch is no longer open, without those that were
+        cancelled before.
 
         After its last call of `remove` the caller calls `cancelled_records`, once.
         """
-        if self.state is not BatchState.OPEN or index in self.removed:
-            return False
-        insort(self.removed, index)
-        gone = [c for c in self.callbacks if c.record_index == index]
-        self.callbacks = [c for c in self.callbacks if c.record_index != index]
-        for callback in gone:
-            callback.call(None, self.cancelled_error())
-        return True
+        if self.state is not BatchState.OPEN:
+            return 0
+        new = [index for index in indices if not self._is_removed(index)]
+        for index in new:
+            insort(self.removed, index)
+        if self.callbacks:
+            gone = set(new)
+            callbacks = self.callbacks
+            self.callbacks = [c for c in callbacks if c.record_index not in gone]
+            for callback in callbacks:
+                if callback.record_index in gone:
+                    callback.call(None, self.cancelled_error())
+        return len(new)
+
+    def _is_removed(self, index: int) -> bool:
+        at = bisect_left(self.removed, index)
+        return at < len(self.removed) and self.removed[at] == index
 
     def cancelled_records(self) -> None:
         """Call `on_cancelled`, since records were removed."""
@@ -252,7 +261,7 @@ class ProducerBatch:
         while True:
             # Only a batch that was open can have cancelled records, so this changes the index at most once.
             if batch.removed:
-                if index in batch.removed:
+                if batch._is_removed(index):
                     return batch, -1
                 index = batch.position(index)
             if batch.state is not BatchState.SPLIT:

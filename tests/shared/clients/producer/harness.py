@@ -65,7 +65,7 @@ class Sent:
         return self.fate.offset
 
     def cancel(self) -> bool:
-        return self.batch.remove(self.index)
+        return bool(self.batch.remove(self.index))
 
 
 class Harness:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery, DeliveryLocations, delivery_error
-from penstock.shared.clients.producer.producer_batch import NO_STATE, BatchState, ProducerBatch
+from penstock.shared.clients.producer.producer_batch import NO_STATE, BatchState, ProducerBatch, RecordCallback
 from penstock.shared.common.errors import BufferExhausted, DeliveryTimeout, RecordTooLarge, SendCancelled
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from tests.shared.clients.protocol.compressions import COMPRESSION
@@ -161,6 +161,42 @@ async def test_cancelling_many() -> None:
     assert deliveries.cancel() == 0, "all that could be was"
     assert unsent.removed == [0, 1]
     assert len(deliveries) == 4
+
+
+class Index(int):
+    """An index that counts its comparisons."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Index.compared += 1
+        return int(self) == other
+
+    def __lt__(self, other: int) -> bool:
+        Index.compared += 1
+        return int(self) < other
+
+    def __gt__(self, other: int) -> bool:
+        Index.compared += 1
+        return int(self) > other
+
+    __hash__ = int.__hash__
+
+
+async def test_cancelling_many_records_takes_no_search_for_each() -> None:
+    """The records of a large batch are cancelled and reported within a few steps for each of them."""
+    count = 1_000
+    batch = batch_of(count)
+    errors: list[Exception | None] = []
+    batch.callbacks = [RecordCallback(Index(i), 0, 1, 1, lambda _, e: errors.append(e)) for i in range(count)]
+    locations = DeliveryLocations()
+    locations.add_slice(count, [(batch, 0, np.arange(count))])
+    locations._indices = [Index(i) for i in range(count)]
+    deliveries = Deliveries(locations, [ProducerRecord("t", b"v")] * count, 5, {}, all_accepted=True)
+    assert deliveries.cancel() == count
+    assert len(errors) == count
+    assert {type(result) for result in deliveries._results_of_records()} == {SendCancelled}
+    assert Index.compared < 50 * count
 
 
 def test_a_fresh_error_keeps_its_cause() -> None:
