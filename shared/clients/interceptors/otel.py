@@ -8,6 +8,9 @@ The names follow OpenTelemetry's semantic conventions for messaging. A consumer 
 the current span where `send` is called. If there is none, the parent is the context in the record's own headers, so
 that a forwarded record stays in its trace.
 
+The headers also match a record's result with its span. If the propagator does not write the span's context
+(`OTEL_PROPAGATORS=none`), a span ends when its record is handed to the producer, without a partition and an offset.
+
 The interceptor needs the extra `penstock[otel]`. It does nothing until the application sets up a tracer provider.
 """
 
@@ -83,7 +86,9 @@ class OpenTelemetryInterceptor(ProducerInterceptor):
         propagator.inject(carrier, trace.set_span_in_context(span, parent), _HeaderSetter())
         kept = tuple(header for header in record.headers if header[0] not in carrier)
         headers: Headers = (*kept, *carrier.items())
-        if span.is_recording():
+        if span.is_recording() and not _is_in_headers(span, propagator, headers):
+            span.end()
+        elif span.is_recording():
             if len(self._open) >= OPEN_SPANS_MAX:
                 self._open.pop(next(iter(self._open))).end()
             self._open[_propagated_headers(headers, propagator.fields)] = span
@@ -115,6 +120,12 @@ def _extract_parent_context(propagator: TextMapPropagator, headers: Headers) -> 
     if not headers or trace.get_current_span().get_span_context().is_valid:
         return None
     return propagator.extract(headers, getter=_HeaderGetter())
+
+
+def _is_in_headers(span: Span, propagator: TextMapPropagator, headers: Headers) -> bool:
+    """Return whether the propagator finds the span in the headers."""
+    found = trace.get_current_span(propagator.extract(headers, Context(), _HeaderGetter()))
+    return found.get_span_context().span_id == span.get_span_context().span_id
 
 
 def _propagated_headers(headers: Headers, fields: Collection[str]) -> Headers:

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 from opentelemetry import baggage, context, trace
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.propagators.composite import CompositePropagator
+from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -124,6 +127,21 @@ def test_baggage_goes_along(traced: Traced) -> None:
     assert dict(record.headers)["baggage"] == b"tenant=a1"
     traced.interceptor.on_acknowledgement(None, None, record.headers)
     assert len(traced.ended) == 1
+
+
+@pytest.mark.parametrize("propagator", [CompositePropagator([]), W3CBaggagePropagator()])
+def test_a_propagator_that_writes_no_span_context(traced: Traced, propagator: TextMapPropagator) -> None:
+    """Without the span's context in the headers a result cannot be matched with its span. The span ends when its record
+    is handed over."""
+    token = context.attach(baggage.set_baggage("tenant", "a1"))
+    interceptor = OpenTelemetryInterceptor(traced.provider, propagator)
+    records = [interceptor.on_send(ProducerRecord("t", b"", b"%d" % i)) for i in range(3)]
+    context.detach(token)
+    for offset, record in reversed(list(enumerate(records))):
+        interceptor.on_acknowledgement(RecordMetadata("t", 0, offset, 0, 1, 0), None, record.headers)
+    attributes = [span.attributes or {} for span in traced.ended]
+    assert [each["messaging.kafka.message.key"] for each in attributes] == ["0", "1", "2"]
+    assert not any("messaging.kafka.offset" in each for each in attributes)
 
 
 def test_a_key_that_is_not_text(traced: Traced) -> None:
