@@ -20,7 +20,7 @@ from penstock.shared.clients.parallel_consumer.commit_metadata import Ranges, de
 from penstock.shared.clients.parallel_consumer.key_scheduler import Execution, KeyScheduler
 from penstock.shared.clients.parallel_consumer.partition_progress import Work
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.errors import DataError, IllegalState
+from penstock.shared.common.errors import DataError, IllegalState, PenstockError
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, RecordMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 
@@ -179,7 +179,7 @@ class DeadLetterLog:
         Dead letters that were cut are never sent. Those that were replayed before are sent again only if
         `include_replayed` is True. In its source topic a record goes to its original partition if that exists.
         In every other case the producer's partitioner chooses. After a record that could not be sent, no further batch
-        is read.
+        is read. But if its topic does not exist or cannot be used, the record only counts as failed.
 
         Raises IllegalState if too many records of a partition are left out: LEFT_OUT_MAX, or more than a commit's
         metadata can hold. Raises DataError if the metadata of the last replay's commit is damaged and
@@ -202,6 +202,8 @@ class DeadLetterLog:
                 # This metadata has no progress, and differs from that of any commit: the next one replaces it.
                 scheduler.assign(partition, committed._replace(metadata="damaged"))
         result = ReplayResult()
+        unusable: dict[str, PenstockError] = {}
+        is_complete = True
         try:
             # 2. Send the wanted dead letters, batch by batch.
             async for columns in self.batches():
@@ -216,7 +218,7 @@ class DeadLetterLog:
                     while result.sent < limit and (
                         chosen := self._choose_dead_letters(each, wanted, limit - result.sent, result)
                     ):
-                        await self._send_dead_letters(producer, each, chosen, result, to)
+                        is_complete &= await self._send_dead_letters(producer, each, chosen, result, to, unusable)
                 # 3. Raise if the partition has too many records that were not sent. There are two limits: the length of
                 #    a commit's metadata, and the number of records in memory.
                 match scheduler.paused().get(columns.topic_partition):
@@ -230,7 +232,7 @@ class DeadLetterLog:
                             f"{columns.topic_partition}: {LEFT_OUT_MAX} records or more are left out, including those "
                             "that are no dead letters; replay or delete the earlier ones first"
                         )
-                if result.sent >= limit or result.failed:
+                if result.sent >= limit or not is_complete:
                     break
         finally:
             # 4. Commit what was sent, also after an error.
@@ -274,28 +276,49 @@ class DeadLetterLog:
         chosen: list[tuple[Execution, Work, DeadLetter]],
         result: ReplayResult,
         to: str | None,
-    ) -> None:
-        topics = {to or dead_letter.record.topic for _, _, dead_letter in chosen}
-        known = {topic: set(await producer.partitions_for(topic)) for topic in topics}
+        unusable: dict[str, PenstockError],
+    ) -> bool:
+        """Send the chosen dead letters. Returns whether all were sent, except those of unusable topics.
+
+        Adds to `unusable` the topics whose partitions cannot be found, each with the error.
+        """
+        known: dict[str, set[int]] = {}
+        for topic in {to or dead_letter.record.topic for _, _, dead_letter in chosen} - unusable.keys():
+            try:
+                known[topic] = set(await producer.partitions_for(topic))
+            except IllegalState:
+                raise
+            except PenstockError as e:
+                unusable[topic] = e
         records = []
-        for _, _, dead_letter in chosen:
+        sent = []
+        for execution, work, dead_letter in chosen:
+            topic = to or dead_letter.record.topic
+            if topic in unusable:
+                self._note_failed(scheduler, execution, work, unusable[topic], result)
+                continue
             partition = dead_letter.record.partition
-            if to is None or to == dead_letter.record.topic:
-                records.append(
-                    replay_record(dead_letter, partition if partition in known[dead_letter.record.topic] else None)
-                )
+            if topic == dead_letter.record.topic:
+                records.append(replay_record(dead_letter, partition if partition in known[topic] else None))
             else:
-                records.append(replace(replay_record(dead_letter, None), topic=to))
+                records.append(replace(replay_record(dead_letter, None), topic=topic))
+            sent.append((execution, work))
         outcomes = await (await producer.send_many(records))
-        for (execution, work, _), outcome in zip(chosen, outcomes, strict=True):
+        for (execution, work), outcome in zip(sent, outcomes, strict=True):
             if isinstance(outcome, RecordMetadata):
                 scheduler.settle(execution, finished=[work])
                 result.sent += 1
             else:
-                scheduler.settle(execution, retry=[work], due_ms=NEVER_MS)
-                result.failed += 1
-                if len(result.errors) < ERRORS_MAX:
-                    result.errors += (f"{work}: {type(outcome).__name__}: {outcome}",)
+                self._note_failed(scheduler, execution, work, outcome, result)
+        return not any(isinstance(outcome, Exception) for outcome in outcomes)
+
+    def _note_failed(
+        self, scheduler: KeyScheduler, execution: Execution, work: Work, error: Exception, result: ReplayResult
+    ) -> None:
+        scheduler.settle(execution, retry=[work], due_ms=NEVER_MS)
+        result.failed += 1
+        if len(result.errors) < ERRORS_MAX:
+            result.errors += (f"{work}: {type(error).__name__}: {error}",)
 
 
 def _finished_ranges(committed: OffsetAndMetadata) -> Ranges:

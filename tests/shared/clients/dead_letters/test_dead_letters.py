@@ -199,8 +199,10 @@ async def kafka() -> AsyncIterator[KafkaSettings]:
         yield KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
 
 
-async def write(kafka: KafkaSettings, dead_letters: int, others: int = 0, value: bytes = b"v") -> None:
-    sources = [ConsumerRecord("clicks", 0, offset, 1, b"k", value) for offset in range(dead_letters)]
+async def write(
+    kafka: KafkaSettings, dead_letters: int, others: int = 0, value: bytes = b"v", source: str = "clicks"
+) -> None:
+    sources = [ConsumerRecord(source, 0, offset, 1, b"k", value) for offset in range(dead_letters)]
     records = [dead_letter_record(TOPIC, DeadLetter(of, "process", "E", "", 1, "g")) for of in sources]
     async with Producer(kafka) as producer:
         sent = await producer.send_many([*records, *[ProducerRecord(TOPIC, b"v")] * others])
@@ -287,6 +289,21 @@ async def test_a_failed_replay_of_all_forgets_no_earlier_replay(kafka: KafkaSett
         result = await log.replay(failing, lambda _: True, limit=10, include_replayed=True)
         assert (result.sent, result.failed) == (1, 2)
         assert (await log.replay(producer, lambda _: True, limit=10)).sent == 1
+
+
+async def test_a_source_topic_that_was_deleted(kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its dead letters fail, and all others are sent, also those after them. Each topic is waited for once."""
+    monkeypatch.setattr(dead_letter_log, "IN_FLIGHT_MAX", 2)
+    await write(kafka, 1)
+    await write(kafka, 3, source="gone")
+    await write(kafka, 2)
+    quick = ProducerSettings(max_block_ms=50)
+    async with DeadLetterLog(kafka, TOPIC) as log, Producer(kafka, quick) as producer:
+        result = await log.replay(producer, lambda _: True, limit=10)
+        assert (result.sent, result.failed) == (3, 3)
+        assert len(result.errors) == 3
+        assert all("topic gone" in error for error in result.errors)
+        assert [entry.replayed async for entry in log.entries()] == [True, False, False, False, True, True]
 
 
 async def test_entries_that_were_not_read_to_the_end(kafka: KafkaSettings) -> None:
