@@ -79,7 +79,7 @@ def list_command(
         return not (pending and entry.replayed) and (entry.dead_letter is None or wanted(entry.dead_letter))
 
     entries, more = _run_dlq_command(
-        lambda kafka: _list_dead_letters(kafka, (topic, dead_letter_topic), is_listed, limit),
+        lambda kafka: _list_dead_letters(kafka, (topic, dead_letter_topic), is_listed, limit, needs_progress=pending),
         bootstrap_servers,
         config,
     )
@@ -112,7 +112,11 @@ def replay_command(
     if dry_run:
         entries, _ = _run_dlq_command(
             lambda kafka: _list_dead_letters(
-                kafka, target, lambda entry: entry.is_replayable(wanted, include_replayed=include_replayed), limit
+                kafka,
+                target,
+                lambda entry: entry.is_replayable(wanted, include_replayed=include_replayed),
+                limit,
+                needs_progress=not include_replayed,
             ),
             bootstrap_servers,
             config,
@@ -167,11 +171,18 @@ async def _dead_letter_topic_of(kafka: KafkaSettings, topic: str, dead_letter_to
 
 
 async def _list_dead_letters(
-    kafka: KafkaSettings, named: Named, is_listed: Callable[[DeadLetterEntry], bool], limit: int
+    kafka: KafkaSettings,
+    named: Named,
+    is_listed: Callable[[DeadLetterEntry], bool],
+    limit: int,
+    *,
+    needs_progress: bool,
 ) -> tuple[list[DeadLetterEntry], bool]:
     found: list[DeadLetterEntry] = []
     topic = await _dead_letter_topic_of(kafka, *named)
     async with DeadLetterLog(kafka, topic) as dead_letters, aclosing(dead_letters.entries()) as entries:
+        if needs_progress:
+            _report_missing_progress(dead_letters)
         async for entry in entries:
             if not is_listed(entry):
                 continue
@@ -186,7 +197,18 @@ async def _replay_dead_letters(
 ) -> Any:
     topic = await _dead_letter_topic_of(kafka, *named)
     async with DeadLetterLog(kafka, topic) as dead_letters, Producer(kafka, replay_producer_settings()) as producer:
+        if not include_replayed:
+            _report_missing_progress(dead_letters)
         return await dead_letters.replay(producer, wanted, limit=limit, include_replayed=include_replayed)
+
+
+def _report_missing_progress(dead_letters: DeadLetterLog) -> None:
+    if not dead_letters.has_progress:
+        typer.echo(
+            f"{dead_letters.topic}: no progress of earlier replays is stored, so all dead letters count as not "
+            "replayed. Kafka deletes the progress offsets.retention.minutes after the last replay.",
+            err=True,
+        )
 
 
 def _run_dlq_command(

@@ -4,6 +4,9 @@ A replay commits its progress in a consumer group of its own. The commit's metad
 the dead letters sent after the first one that was not sent. So after a replay of some dead letters (by stage, by
 exception) another replay sends only the rest. Delivery is at least once: dead letters that were acknowledged but not
 committed before a crash are sent again.
+
+Kafka deletes the progress `offsets.retention.minutes` after the last replay. A group without progress cannot be told
+from one that never had any, so the next replay then sends all dead letters again.
 """
 
 from __future__ import annotations
@@ -129,6 +132,11 @@ class DeadLetterLog:
         self.committed.update(committed)
         self._finished.update({p: _finished_ranges(c) for p, c in committed.items() if c})
 
+    @property
+    def has_progress(self) -> bool:
+        """Whether there is progress of an earlier replay. Otherwise all dead letters count as not replayed."""
+        return any(self.committed.values())
+
     async def batches(self) -> AsyncGenerator[Columns, None]:
         """Yield all records, up to the end. Each batch has records of one partition, in offset order."""
         await self._consumer.seek_to_beginning(*self._ends)
@@ -235,9 +243,12 @@ class DeadLetterLog:
                 if result.sent >= limit or not is_complete:
                     break
         finally:
-            # 4. Commit what was sent, also after an error.
-            offsets = scheduler.committable()
-            if offsets and result.sent:
+            # 4. Commit what was sent, also after an error. Commit the other partitions again, although their progress
+            #    is the same: each partition's expires by its own last commit.
+            offsets = {partition: committed for partition, committed in self.committed.items() if committed}
+            if result.sent:
+                offsets |= scheduler.committable()
+            if offsets:
                 await self._consumer.commit(offsets)
                 self._set_committed(offsets)
         return result

@@ -60,6 +60,22 @@ async def test_a_record_larger_than_the_default_buffer_is_replayed(capsys: pytes
     assert json.loads(capsys.readouterr().out)["sent"] == 1
 
 
+async def test_a_replay_without_the_progress_of_earlier_ones_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """If Kafka has deleted the progress, a dry run shows that all dead letters would be sent again, and why."""
+    source = ConsumerRecord("clicks", 0, 0, 1, b"k", b"v")
+    record = dead_letter_record("clicks-dlq", DeadLetter(source, "process", "E", "", 1, "g"))
+    async with FakeCluster() as cluster:
+        for topic in ("clicks", "clicks-dlq"):
+            cluster.create_topic(topic, partitions=1)
+        servers = cluster.bootstrap_servers
+        async with Producer(KafkaSettings(bootstrap_servers=servers)) as producer:
+            await producer.send_and_wait(record)
+        arguments = ["replay", "clicks", "--bootstrap-servers", servers]
+        for more, is_said in ((["--dry-run"], True), ([], True), (["--dry-run"], False), ([], False)):
+            assert await asyncio.to_thread(main, [*arguments, *more]) == 0
+            assert ("offsets.retention.minutes" in capsys.readouterr().err) is is_said
+
+
 async def test_a_dry_run_shows_what_a_replay_sends(capsys: pytest.CaptureFixture[str]) -> None:
     """A dead letter that was cut, and a record that is no dead letter, are not shown and do not count for --limit."""
     source = ConsumerRecord("clicks", 0, 0, 1, b"k", b"v")

@@ -8,6 +8,7 @@ from contextlib import aclosing
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.dead_letters import dead_letter_log
@@ -29,7 +30,7 @@ from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import DataError, IllegalState
 from penstock.shared.common.records import ConsumerRecord, Headers, OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.testing.fake_broker import FakeCluster
+from penstock.shared.testing.fake_broker import Api, FakeCluster, Request
 
 headers = st.lists(
     st.tuples(st.text(max_size=8) | st.sampled_from((*HEADERS, CHANGELOG_ID)), st.none() | st.binary(max_size=8)),
@@ -289,6 +290,30 @@ async def test_a_failed_replay_of_all_forgets_no_earlier_replay(kafka: KafkaSett
         result = await log.replay(failing, lambda _: True, limit=10, include_replayed=True)
         assert (result.sent, result.failed) == (1, 2)
         assert (await log.replay(producer, lambda _: True, limit=10)).sent == 1
+
+
+async def test_every_replay_renews_the_progress_of_all_partitions() -> None:
+    """Kafka deletes the offsets of a partition some time after its last commit, also if the group commits others."""
+    commits: list[dict[int, int]] = []
+
+    def note(request: Request) -> None:
+        commits.append({row.partition: row.offset for row in request.body.topics[0].partitions})
+
+    async with FakeCluster() as cluster:
+        cluster.create_topic("clicks", partitions=1)
+        cluster.create_topic(TOPIC, partitions=2)
+        cluster.control(Api.OFFSET_COMMIT, note)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Producer(kafka) as producer:
+            for number, new in enumerate([(0, 1), (0,), ()]):
+                source = ConsumerRecord("clicks", 0, number, 1, b"k", b"v")
+                record = dead_letter_record(TOPIC, DeadLetter(source, "process", "E", "", 1, "g"))
+                for partition in new:
+                    await producer.send_and_wait(replace(record, partition=partition))
+                async with DeadLetterLog(kafka, TOPIC) as log:
+                    assert log.has_progress is (number > 0)
+                    assert (await log.replay(producer, lambda _: True, limit=9)).sent == len(new)
+    assert commits == [{0: 1, 1: 1}, {0: 2, 1: 1}, {0: 2, 1: 1}]
 
 
 async def test_a_source_topic_that_was_deleted(kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
