@@ -375,6 +375,8 @@ class Producer:
         except BaseException as e:
             # The caller does not get the deliveries, and would send the records again.
             cancelled = bulk.deliveries().cancel()
+            # There may be no record to cancel, and a commit would leave out those that were not taken.
+            self._fail_transaction(e if isinstance(e, Exception) else SendCancelled("send_many was cancelled"), number)
             if isinstance(e, IllegalState):
                 e.maybe_written = cancelled < len(bulk) - bulk.rejections
             raise
@@ -651,10 +653,8 @@ class Producer:
                     await self._fill_batch(group, number)
                 groups = [group for group in groups if group.left]
         except asyncio.CancelledError:
-            # `send_many` cancels the records before as well. A commit would leave them all out.
-            cancelled = SendCancelled(f"topic {topic}: the send was cancelled")
-            self._metrics.failed(topic, part.fail(cancelled))
-            self._fail_transaction(cancelled, number)
+            # `send_many` cancels the records before as well, and fails the transaction.
+            self._metrics.failed(topic, part.fail(SendCancelled(f"topic {topic}: the send was cancelled")))
             raise
         except Exception as e:
             left = part.fail(e)
@@ -692,9 +692,7 @@ class Producer:
         """Enqueue the next record of a bulk. An error that `send` would raise becomes the record's result. Only
         IllegalState is raised, and TypeError for an object that is not a ProducerRecord."""
         if not isinstance(record, ProducerRecord):
-            wrong = TypeError(f"send_many: record {len(bulk)} is a {type(record).__name__}, not a ProducerRecord")
-            self._fail_transaction(wrong, number)
-            raise wrong
+            raise TypeError(f"send_many: record {len(bulk)} is a {type(record).__name__}, not a ProducerRecord")
         try:
             if (known := bulk.rejected(record)) is not None:
                 self._count_rejected(record, known)

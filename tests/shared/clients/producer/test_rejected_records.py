@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from penstock.shared.clients.interceptors import ProducerInterceptor
 from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.clients.producer import producer as producer_module
 from penstock.shared.clients.producer.delivery import Deliveries
 from penstock.shared.clients.producer.producer import UntilClosed
 from penstock.shared.clients.producer.record_validation import (
@@ -358,6 +359,27 @@ async def test_a_bulk_item_that_is_no_record() -> None:
         await producer.begin_transaction()
         with pytest.raises(TypeError):
             await producer.send_many([ProducerRecord("t", b"a"), ("t", b"v")])  # type: ignore[list-item]
+        with pytest.raises(TransactionAborted):
+            await producer.commit_transaction()
+        assert values(cluster) == []
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, ZeroDivisionError])
+async def test_a_bulk_that_ends_before_its_first_record_costs_the_transaction(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If `send_many` is cancelled or raises, the transaction cannot be committed without the records."""
+
+    async def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(producer_module, "loaded", fail)
+    async with producing(transactional_id="x") as (cluster, producer):
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        await asyncio.wait([sending := asyncio.ensure_future(producer.send_many(RecordColumns("t", [None], [b"v"])))])
+        with pytest.raises(error):
+            await sending
         with pytest.raises(TransactionAborted):
             await producer.commit_transaction()
         assert values(cluster) == []
