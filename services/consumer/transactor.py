@@ -111,8 +111,8 @@ class OutputTransactor:
     async def _ready_producer(self) -> Producer:
         if self._producer is None:
             producer = self._make_producer()
-            await producer.start()
             try:
+                await producer.start()
                 await producer.init_transactions()
             except BaseException:
                 await producer.close(CLOSE_TIMEOUT_MS)

@@ -241,7 +241,13 @@ class Producer:
             deadline.reschedule(sooner)
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        # `__aexit__` is not called, and the metrics would stay in the registry.
+        except BaseException:
+            if self._state == "new":
+                await self.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

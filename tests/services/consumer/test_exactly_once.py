@@ -29,7 +29,13 @@ from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.clients.parallel_consumer.key_scheduler import KeyScheduler
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import CommitFailed, FencedInstanceId, RetriableError, TransactionAborted
+from penstock.shared.common.errors import (
+    BrokerNotAvailable,
+    CommitFailed,
+    FencedInstanceId,
+    RetriableError,
+    TransactionAborted,
+)
 from penstock.shared.common.records import (
     Columns,
     ConsumerRecord,
@@ -306,6 +312,23 @@ async def until_committed(own: OutputTransactor) -> int:
             continue
         return failures
     pytest.fail("never committed")
+
+
+async def test_a_producer_that_cannot_start_is_closed() -> None:
+    """Each attempt has a new producer. None of them leaves its series in the registry."""
+    registry = CollectorRegistry()
+    kafka = KafkaSettings(bootstrap_servers="localhost:1", request_timeout_ms=20)
+    settings = ProducerSettings(transactional_id="t")
+
+    async def committed(_: TopicPartition) -> OffsetAndMetadata | None:
+        return None
+
+    own = OutputTransactor(lambda: Producer(kafka, settings, registry=registry), committed)
+    for _ in range(2):
+        with pytest.raises(BrokerNotAvailable):
+            await own.start()
+    samples = [sample for family in registry.collect() for sample in family.samples]
+    assert not any("client_id" in sample.labels for sample in samples)
 
 
 async def test_records_and_offsets_share_a_transaction(cluster: FakeCluster) -> None:

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import (
+    BrokerNotAvailable,
     BufferExhausted,
     ConfigError,
     DeliveryTimeout,
@@ -357,6 +358,17 @@ async def test_invalid_settings_are_rejected(given: Any, message: str) -> None:
         Consumer(*given)
     with pytest.raises(ConfigError, match="client_id"):
         KafkaSettings(client_id="")
+
+
+async def test_a_failed_start_leaves_no_series() -> None:
+    """`async with` removes the client's series from the registry if no broker is reached."""
+    registry = CollectorRegistry()
+    kafka = KafkaSettings(bootstrap_servers="localhost:1", request_timeout_ms=20)
+    with pytest.raises(BrokerNotAvailable):
+        async with Producer(kafka, registry=registry):
+            pass
+    samples = [sample for family in registry.collect() for sample in family.samples]
+    assert not any("client_id" in sample.labels for sample in samples)
 
 
 async def test_transactions_without_idempotence_are_rejected() -> None:
