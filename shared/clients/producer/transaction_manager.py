@@ -218,7 +218,7 @@ TRANSITIONS: dict[TxnState, frozenset[TxnState]] = {
     TxnState.READY: frozenset({TxnState.IN_TRANSACTION}),
     TxnState.IN_TRANSACTION: frozenset({TxnState.COMMITTING, TxnState.ABORTING, TxnState.ABORTABLE_ERROR}),
     TxnState.COMMITTING: frozenset({TxnState.READY, TxnState.COMMITTING, TxnState.ABORTABLE_ERROR}),
-    TxnState.ABORTABLE_ERROR: frozenset({TxnState.ABORTING, TxnState.ABORTABLE_ERROR}),
+    TxnState.ABORTABLE_ERROR: frozenset({TxnState.ABORTING}),
     TxnState.ABORTING: frozenset({TxnState.READY, TxnState.ABORTING}),
     TxnState.FATAL_ERROR: frozenset(),
 }
