@@ -222,22 +222,24 @@ class ColumnBulk(Bulk):
         return columns[at] if at < self.stop else None
 
     def _fill_by_key(self, topic: Topic, run: Run) -> None:
-        append = self._locations.of.append
-        by_key = topic.by_key
+        locations = self._locations.of
+        known_queue = topic.by_key.get
+        sticky_queue = topic.sticky_queue or NO_QUEUE
         for key, value, timestamp, headers in self._fields:
-            queue = topic.sticky_queue if key is None else by_key.get(key) or topic.for_key(key)
-            if queue is None or (batch := queue.open) is None or type(timestamp) is not int or timestamp < 0 or headers:
+            queue = sticky_queue if key is None else known_queue(key) or topic.for_key(key)
+            if (batch := queue.open) is None or timestamp.__class__ is not int or timestamp < 0 or headers:
                 return
             if value.__class__ is not bytes and value is not None:
                 return
             index = batch.count
-            if batch.append(index, timestamp, key, value, NO_HEADERS) is None:
+            append = batch.append
+            if append(index, timestamp, key, value, NO_HEADERS) is None:
                 return
             batch.count = index + 1
             if batch.run is not run:
                 batch.run = run
                 run[batch] = index
-            append(batch)
+            locations.append(batch)
 
     def _fill_batch(self, batch: ProducerBatch | None, run: Run) -> None:
         if batch is None:
@@ -246,14 +248,15 @@ class ColumnBulk(Bulk):
         first = batch.count
         index = first
         append = batch.append
+        now_ms = self.timestamp
         try:
             for key, value, timestamp, headers in self._fields:
                 if (
-                    type(timestamp) is not int
-                    or timestamp < 0
+                    (value.__class__ is not bytes and value is not None)
+                    or (key is not None and key.__class__ is not bytes)
+                    # The bulk's own timestamp needs no check.
+                    or (timestamp is not now_ms and (timestamp.__class__ is not int or timestamp < 0))
                     or headers
-                    or (value.__class__ is not bytes and value is not None)
-                    or (key.__class__ is not bytes and key is not None)
                     or append(index, timestamp, key, value, NO_HEADERS) is None
                 ):
                     return

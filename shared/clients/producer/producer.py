@@ -311,7 +311,9 @@ class Producer:
                 if queue is not None and (batch := queue.open) is not None:
                     at = time_ns() // 1_000_000 if timestamp is None else timestamp
                     index = batch.count
-                    if batch.append(index, at, key, value, NO_HEADERS) is not None:
+                    # `append` is a slot and not a method: to read it first costs less than `batch.append(...)`.
+                    append = batch.append
+                    if append(index, at, key, value, NO_HEADERS) is not None:
                         batch.count = index + 1
                         key_size = -1 if key is None else len(key)
                         value_size = -1 if value is None else len(value)
