@@ -47,6 +47,9 @@ class Standby:
         self.lag = 0
         self.failed = ""
         self.failing = RepeatedFailure()
+        """Errors after which it continues with its state."""
+        self.restarts = RepeatedFailure()
+        """Errors after which it begins again without its state."""
 
     def describe(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -160,13 +163,13 @@ class Standbys:
                 await asyncio.sleep(RETRY_MS / 1000)
             except Exception as e:
                 # No error of a standby may affect the tasks that run here.
-                if (times := standby.failing.failed(self._clock.monotonic_ms())) is not None:
+                if (times := standby.restarts.failed(self._clock.monotonic_ms())) is not None:
                     reason = f"{type(e).__name__}: {e}"
                     log.error("a standby starts again", partition=standby.partition, **times, reason=reason)
                 standby.failed = str(e)
                 self._drop_restored_state(standby)
                 # The error may last, and each start may read a whole snapshot.
-                await asyncio.sleep(RESTART_BACKOFF.wait_ms(standby.failing.failures) / 1000)
+                await asyncio.sleep(RESTART_BACKOFF.wait_ms(standby.restarts.failures) / 1000)
 
     def _drop_restored_state(self, standby: Standby) -> None:
         _close_standby_state(standby.restoring)
@@ -185,6 +188,7 @@ class Standbys:
             standby.failed = ""
             # The next line logs that it is current.
             standby.failing.succeeded(self._clock.monotonic_ms())
+            standby.restarts.succeeded(self._clock.monotonic_ms())
             log.info("a standby is current", partition=standby.partition, **_standby_restore_counts(restoring))
             unwritten = 0
             written_ms = self._clock.monotonic_ms()

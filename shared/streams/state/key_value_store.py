@@ -87,13 +87,10 @@ class KeyValueStore(Generic[K, V]):
             self.check(own, [value])
         value = user_copy(value)
         row = self._rows.get(own)
-        if row is None:
-            # A row that was deleted since the last commit is still in the changelog.
-            row = TableRow(own, value, persisted=own in self._dirty)
-            self._rows[own] = row
-        else:
-            row.states = [value]
-        self._dirty[own] = row
+        # A row that was deleted since the last commit is still in the changelog.
+        is_persisted = own in self._dirty if row is None else row.persisted
+        # A new row, also for an existing key: iterators over the store keep the old one.
+        self._rows[own] = self._dirty[own] = TableRow(own, value, persisted=is_persisted)
         self.touched = True
 
     def delete(self, key: K) -> None:

@@ -280,9 +280,9 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
     def _fetch_batch_rows(self, keys: Iterable[bytes], time_ms: int) -> None:
         rule = self.windows.rule
         now = self.windows.close_time_ms
-        # Retained windows that end before this are closed already, so they are not fetched. Sessions must be searched
-        # for from the beginning: a restore leaves the index entry of a session that grew where it was.
-        if now is not None and rule.retains:
+        # Windows that end before this are closed already. The index need not be searched before it, except for
+        # sessions: a restore leaves the index entry of a session that grew where it was.
+        if now is not None and rule.kind != "session":
             self._due.to_ms = max(self._due.to_ms, now + rule.last_ms)
         self.fetch_ahead(keys)
         # After a restart under a shorter grace, a record closes windows even if it does not advance the stream time.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from prometheus_client import CollectorRegistry
@@ -179,8 +178,7 @@ class RestoreMetrics:
     def remove_progress(self, partition: int) -> None:
         """Remove the gauges of a restore in progress: it has ended, failed or been cancelled."""
         for one in (self._left, self._rate, self._eta):
-            with suppress(KeyError):  # a figure that was never known
-                one.remove(partition)
+            one.remove(partition)
 
     def restored(self, partition: int, milliseconds: int, records: int, foreign_records: int) -> None:
         """Report a finished restore: its duration, the windows and records read, and the records of other writers."""

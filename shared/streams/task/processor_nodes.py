@@ -269,11 +269,17 @@ class NodeContext:
                 self._guard.forward(edge, record)
         elif (child := self._edges.get(to)) is None:
             raise ConfigError(f"{self._node.name!r} forwards to {to!r}, which is not one of its children")
-        elif child.guarded or not child.reached or self._task.record_metadata is None:
-            self._guard.forward(child, record)
-        else:
-            # If another branch has counted the record, it must not stay half counted (`guarded_edges_of`).
+        elif child.reached and not child.guarded and self._is_taken_elsewhere(child):
+            # Another branch has counted the record, which must not stay half counted (`guarded_edges_of`).
             child.entrance(record)
+        else:
+            self._guard.forward(child, record)
+
+    def _is_taken_elsewhere(self, child: Edge) -> bool:
+        """Return whether a store that `child` does not reach has taken the source record."""
+        if self._task.record_metadata is None:
+            return False  # a punctuation or a commit
+        return any(store.touched for name, store in self._task.stores.items() if name not in child.reached)
 
     def schedule(
         self,

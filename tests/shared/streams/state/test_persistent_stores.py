@@ -296,6 +296,11 @@ def test_rows_may_be_changed_while_they_are_iterated(is_on_disk: bool) -> None:
                 rows.delete(key)
                 rows.put(key + "'", value)
             assert (len(found), dict(rows.items())) == (3, {key + "'": value for key, value in found.items()})
+        before = dict(rows.items())
+        read_rows = rows.items()
+        for key in before:
+            rows.put(key, {"id": 9})
+        assert dict(read_rows) == before
         driver.close()
 
 

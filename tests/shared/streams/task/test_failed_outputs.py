@@ -184,6 +184,22 @@ def test_a_branch_that_rejects_a_counted_record_ends_the_task() -> None:
         driver.pipe("in", key=b"k", value=b'{"n":1,"v":"x"}')
 
 
+def test_one_part_of_a_split_record_may_be_rejected() -> None:
+    """A processor splits a record into parts for one aggregate, by its name. An invalid part becomes a dead letter, and
+    the other parts count."""
+
+    class Split(Processor):
+        def process(self, record: Record) -> None:
+            for v in record.value["v"]:
+                self.context.forward(record._replace(value={"v": v}), to="sum")
+
+    builder = StreamsBuilder()
+    builder.stream("in").process_values(Split).group_by_key().aggregate("sum", v=Sum("v"))
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("in", key=b"k", value=b'{"v":[1,"x",2]}')
+    assert (len(driver.read("in-dlq")), driver.store("sum").get("k")["v"]) == (1, 3.0)
+
+
 def test_a_branch_without_a_store_loses_only_its_output() -> None:
     """If an aggregate has counted a record, an error in a branch without a store is a dead letter of an output."""
     driver = counted_and_split()
