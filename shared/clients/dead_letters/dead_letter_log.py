@@ -3,7 +3,8 @@
 A replay commits its progress in a consumer group of its own. The commit's metadata also contains the offsets of
 the dead letters sent after the first one that was not sent. So after a replay of some dead letters (by stage, by
 exception) another replay sends only the rest. Delivery is at least once: dead letters that were acknowledged but not
-committed before a crash are sent again.
+committed before a crash are sent again. Kafka deletes the progress of a partition `offsets.retention.minutes` after its
+last commit. The next replay then sends all its dead letters again.
 
 Kafka deletes the progress `offsets.retention.minutes` after the last replay. A group without progress cannot be told
 from one that never had any, so the next replay then sends all dead letters again.
@@ -207,7 +208,7 @@ class DeadLetterLog:
                         f"{partition}: {e}. It is not known which later dead letters were replayed: replay all again "
                         "with include_replayed"
                     ) from None
-                # This metadata has no progress, and differs from that of any commit: the next one replaces it.
+                # "damaged" has no progress, and differs from the metadata of every commit: the next commit replaces it.
                 scheduler.assign(partition, committed._replace(metadata="damaged"))
         result = ReplayResult()
         unusable: dict[str, PenstockError] = {}
@@ -270,7 +271,8 @@ class DeadLetterLog:
             except DataError:
                 result.faults += 1
             if dead_letter is not None and dead_letter.cut and wanted(dead_letter) and len(result.errors) < ERRORS_MAX:
-                result.errors += (f"{work}: not all of it is there ({dead_letter.cut}): not sent",)
+                at = f"{execution.topic_partition}@{work.offset}"
+                result.errors += (f"{at}: not sent, because it was cut (before: {dead_letter.cut})",)
             if dead_letter is not None and not dead_letter.cut and wanted(dead_letter):
                 chosen.append((execution, work, dead_letter))
             elif self.replayed(execution.topic_partition, work.offset):

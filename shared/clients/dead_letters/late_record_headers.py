@@ -23,7 +23,7 @@ CHANGELOG_ID = "penstock.late.changelog_id"
 HEADERS = (TOPIC, PARTITION, OFFSET, LATENESS_MS, CLOSE_TIME_MS, STREAM_TIME_MS, STORE, APPLICATION)
 """The headers of every late record of a source record; CHANGELOG_ID is present if there is a changelog."""
 STAGE_LATE = "late"
-"""A late record's value where a dead letter has its stage."""
+"""The `stage` of the DeadLetter that `parse_late_record` returns."""
 
 
 def parse_late_record(record: ConsumerRecord) -> DeadLetter:

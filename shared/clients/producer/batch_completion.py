@@ -237,7 +237,7 @@ class BatchCompletion:
         fatal = is_fatal(error)
         where = f"transactional id {self._transaction.transactional_id}"
         # Batches in flight are left alone: the broker may append them. The abort waits for their responses.
-        self.fail_all(error if fatal else TransactionAborted(f"{where}: not sent, since {error}"), out=False)
+        self.fail_all(error if fatal else TransactionAborted(f"{where}: not acknowledged, since {error}"), out=False)
 
     def _fail_transaction_after_cancel(self, error: SendCancelled) -> None:
         """Fail the transaction after records were cancelled: a commit would leave them out silently."""

@@ -27,7 +27,7 @@ NO_QUEUE = PartitionQueue(TopicPartition("", -1), 0)
 
 
 class Topic(Protocol):
-    """The queues for a topic's records without headers."""
+    """The queues of a topic's partitions: by number, by key, and the sticky one. `fill` reads only these."""
 
     queues: dict[int, PartitionQueue]
     by_key: dict[bytes, PartitionQueue]

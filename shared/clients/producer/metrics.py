@@ -123,7 +123,7 @@ class ProducerMetrics:
         registry = registry or CollectorRegistry()
         self._now_ms = now_ms
         self._sent = counter(registry, "producer_record_send", "Records acknowledged by the broker.", "topic")
-        self._errors = counter(registry, "producer_record_error", "Records that were not sent.", "topic")
+        self._errors = counter(registry, "producer_record_error", "Records that ended in an error.", "topic")
         self._exhausted = counter(
             registry, "producer_buffer_exhausted", "Records that were not taken because the buffer stayed full."
         )
@@ -143,7 +143,7 @@ class ProducerMetrics:
             registry, "producer_record_queue_seconds", "From the first record of a batch to its first request."
         )
         self._request = histogram(
-            registry, "producer_request_latency_seconds", "From a produce request to its response."
+            registry, "producer_request_latency_seconds", "From a produce request to its response or its failure."
         )
         self._ack = histogram(
             registry, "producer_ack_latency_seconds", "From the first record of a batch to its acknowledgement."
@@ -181,18 +181,21 @@ class ProducerMetrics:
         for name, what in (
             (
                 "record_send_rate",
-                "Records acknowledged per second over metrics_sample_window_ms.",
+                "Records acknowledged per second over the last metrics_num_samples sample windows.",
             ),
-            ("record_error_rate", "Records not sent per second over metrics_sample_window_ms."),
+            (
+                "record_error_rate",
+                "Records that ended in an error, per second over the last metrics_num_samples sample windows.",
+            ),
             (
                 "record_retry_rate",
-                "Records sent again per second over metrics_sample_window_ms.",
+                "Records sent again per second over the last metrics_num_samples sample windows.",
             ),
         ):
             register_client_gauge(name, what).set_function(partial(_producer_metric, me, name))
         size = register_client_gauge(
             "batch_size_avg_bytes",
-            "Bytes of a batch after compression over metrics_sample_window_ms.",
+            "Average bytes of a batch after compression over the last metrics_num_samples sample windows.",
         )
         size.set_function(partial(_producer_metric, me, "batch_size_avg"))
 

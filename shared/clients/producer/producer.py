@@ -503,7 +503,7 @@ class Producer:
         txn.ended()
 
     async def abort_transaction(self) -> None:
-        """Drop the records that are not sent, then abort. The deliveries of these records end in TransactionAborted.
+        """Drop the records that are in no request now, then abort. Their deliveries end in TransactionAborted.
 
         Raises ProducerFenced. Raises KafkaTimeout if the batches in flight take longer than `max_block_ms`, or if a
         request to the coordinator does. The call may then be repeated.
@@ -519,7 +519,9 @@ class Producer:
         txn.ended()
 
     async def _abort_transaction(self, txn: Transaction) -> None:
-        dropped = TransactionAborted(f"transactional id {txn.transactional_id}: aborted before the record was sent")
+        dropped = TransactionAborted(
+            f"transactional id {txn.transactional_id}: aborted before the record was acknowledged"
+        )
         # 1. Drop what is not sent, and wait for what is in flight: a batch that reaches the broker after the
         #    coordinator's marker would open a transaction there that nobody ends (KIP-890 calls it a hanging
         #    transaction).
@@ -922,7 +924,7 @@ class Producer:
 
     def _check_usable(self) -> None:
         if self._state != "open":
-            raise IllegalState(f"the producer is {self._state}")
+            raise IllegalState(f"the producer is {self._state}; it must be started and not closed")
 
     @property
     def _transaction_number(self) -> int:

@@ -232,7 +232,7 @@ class ProducerBatch:
 
     def cancelled_error(self) -> SendCancelled:
         """Return the error of a cancelled record."""
-        return SendCancelled(f"{self.tp}: the record was taken back before it was sent")
+        return SendCancelled(f"{self.tp}: the record was cancelled before it was sent")
 
     def without_removed(self) -> int:
         """Encode the batch again without the cancelled records. Returns the number of records left."""

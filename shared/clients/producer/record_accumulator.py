@@ -62,7 +62,7 @@ class PartitionQueue:
         return f"<PartitionQueue {self.tp}, {len(self.queued)} queued, {len(self.out)} out>"
 
     def retried(self) -> ProducerBatch | None:
-        """Return the partition's first batch (in flight before queued) if it must be sent again, else None."""
+        """Return the partition's first batch (in flight before queued) if it is a retry, else None."""
         first = self.out[0] if self.out else self.queued[0] if self.queued else None
         # A batch that has failed in flight stays in `out` until its request is over, and is not sent again.
         if first is None or first.state is BatchState.DONE:

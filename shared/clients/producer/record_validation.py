@@ -42,7 +42,7 @@ def check_timestamp(topic: str, timestamp: object) -> None:
     """Raise InvalidTimestamp unless `timestamp` is None or milliseconds that fit into the record."""
     # Not `isinstance`: True is an int too.
     if timestamp is not None and not (type(timestamp) is int and 0 <= timestamp < TIMESTAMP_END):
-        raise InvalidTimestamp(f"topic {topic}: timestamp {timestamp!r} is not from 0 to 2^63 - 1")
+        raise InvalidTimestamp(f"topic {topic}: timestamp {timestamp!r} is not an int from 0 to 2^63 - 1")
 
 
 def check_partition(topic: str, partition: Any) -> None:
@@ -53,7 +53,7 @@ def check_partition(topic: str, partition: Any) -> None:
     except TypeError:
         fits = False
     if not fits:
-        raise DataError(f"topic {topic}: partition {partition!r} is not a number from 0 to 2^31 - 1")
+        raise DataError(f"topic {topic}: partition {partition!r} is not an integer from 0 to 2^31 - 1")
 
 
 def checked_headers(topic: str, headers: Any) -> HeaderList:

@@ -45,7 +45,7 @@ from penstock.shared.common.records import TopicPartition
 log = get_logger(__name__)
 
 CLOCK_GRAIN_MS = 1
-"""The resolution of the clock that turns are compared with."""
+"""The resolution of the clock that gives a turn its `now_ms`."""
 
 ACKS_ALL = -1
 """The number that stands for acks=all in a Produce request."""

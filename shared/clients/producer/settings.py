@@ -32,7 +32,11 @@ class ProducerSettings(Section):
         gt=0,
         description="bytes of records not yet acknowledged; at most half is for partitions without progress",
     )
-    max_block_ms: int = Field(default=60_000, ge=0, description="for metadata and buffer memory together")
+    max_block_ms: int = Field(
+        default=60_000,
+        ge=0,
+        description="for metadata and buffer memory together; also for each request to a coordinator",
+    )
     delivery_timeout_ms: PositiveMs = Field(default=120_000, description="from being handed over to being acknowledged")
     max_request_size: int = Field(default=1024 * 1024, gt=0, description="bytes")
     compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
@@ -51,7 +55,7 @@ class ProducerSettings(Section):
         default=True, description="send more records without a key to partitions with shorter queues"
     )
     partitioner_availability_timeout_ms: int = Field(
-        default=0, ge=0, description="pass over brokers that leave batches lying for longer; 0: never"
+        default=0, ge=0, description="skip partitions whose due batch has waited for its broker for longer; 0: never"
     )
     retries: int = Field(default=2**31 - 1, ge=0, description="bounded by delivery_timeout_ms in any case")
     retry_backoff_max_ms: PositiveMs = 1_000
@@ -59,7 +63,7 @@ class ProducerSettings(Section):
         default=300_000, ge=5_000, description="a topic that is not sent to for longer is left out of the metadata"
     )
     metrics_sample_window_ms: PositiveMs = 30_000
-    metrics_num_samples: int = Field(default=2, ge=1, description="windows that rates, averages and maxima are of")
+    metrics_num_samples: int = Field(default=2, ge=1, description="windows that rates, averages and maxima cover")
 
     @field_validator("compression_gzip_level")
     @classmethod
@@ -96,7 +100,7 @@ class ProducerSettings(Section):
         # 2. A transaction needs sequence numbers (KIP-98).
         if self.transactional_id is not None:
             raise ValueError(
-                f"transactional_id needs idempotence, which {', '.join(conflicts) or 'is switched off'} excludes"
+                f"transactional_id needs idempotence: {', '.join(conflicts) or 'enable_idempotence is switched off'}"
             )
         # 3. Idempotence was set explicitly.
         if self.enable_idempotence and "enable_idempotence" in self.model_fields_set:

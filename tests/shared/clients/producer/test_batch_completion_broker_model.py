@@ -201,8 +201,8 @@ class World:
             for one in sent:
                 if isinstance(one.fate, RecordTooLarge) or "was not written" in str(one.fate):
                     assert one.value not in log, "what was surely refused is not in the log"
-                if isinstance(one.fate, SendCancelled) and "taken back" in str(one.fate):
-                    assert one.value not in log, "a record that was taken back was never sent"
+                if isinstance(one.fate, SendCancelled) and "cancelled before" in str(one.fate):
+                    assert one.value not in log, "a cancelled record was never sent"
 
 
 STEPS = {
