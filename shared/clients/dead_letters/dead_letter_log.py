@@ -3,8 +3,7 @@
 A replay commits its progress in a consumer group of its own. The commit's metadata also contains the offsets of
 the dead letters sent after the first one that was not sent. So after a replay of some dead letters (by stage, by
 exception) another replay sends only the rest. Delivery is at least once: dead letters that were acknowledged but not
-committed before a crash are sent again. Kafka deletes the progress of a partition `offsets.retention.minutes` after its
-last commit. The next replay then sends all its dead letters again.
+committed before a crash are sent again.
 
 Kafka deletes the progress `offsets.retention.minutes` after the last replay. A group without progress cannot be told
 from one that never had any, so the next replay then sends all dead letters again.
@@ -331,7 +330,8 @@ class DeadLetterLog:
         scheduler.settle(execution, retry=[work], due_ms=NEVER_MS)
         result.failed += 1
         if len(result.errors) < ERRORS_MAX:
-            result.errors += (f"{work}: {type(error).__name__}: {error}",)
+            at = f"{execution.topic_partition}@{work.offset}"
+            result.errors += (f"{at}: {type(error).__name__}: {error}",)
 
 
 def _finished_ranges(committed: OffsetAndMetadata) -> Ranges:
