@@ -125,12 +125,17 @@ def _as_integer(number: int | float | Decimal | str, bits: int) -> int:
 
 
 def _as_float32(number: float) -> float:
-    """Return the nearest float32: infinity beyond the range of float32."""
+    """Return the nearest float32 as its shortest decimal, as Java prints it: infinity beyond the range of float32."""
     try:
-        (nearest,) = struct.unpack("<f", struct.pack("<f", number))
+        packed = struct.pack("<f", number)
     except OverflowError:
         return math.copysign(math.inf, number)
-    return float(nearest)
+    if not math.isfinite(number):
+        return number
+    (nearest,) = struct.unpack("<f", packed)
+    # A float32 holds all decimals of 6 digits, and 9 digits tell any two of them apart.
+    decimals = (float(f"{nearest:.{digits}g}") for digits in range(6, 10))
+    return next(decimal for decimal in decimals if struct.pack("<f", decimal) == packed)
 
 
 def _as_string(value: Any) -> str:
