@@ -46,6 +46,13 @@ class SchemaType(Enum):
 
 INTEGER_BITS = {SchemaType.INT8: 8, SchemaType.INT16: 16, SchemaType.INT32: 32, SchemaType.INT64: 64}
 FLOATS = (SchemaType.FLOAT32, SchemaType.FLOAT64)
+_PLAIN_TYPES: dict[SchemaType, type] = {
+    SchemaType.FLOAT32: float,
+    SchemaType.FLOAT64: float,
+    SchemaType.BOOLEAN: bool,
+    SchemaType.STRING: str,
+    SchemaType.BYTES: bytes,
+}
 
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
 DATE = "org.apache.kafka.connect.data.Date"
@@ -94,6 +101,11 @@ class Schema:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {field.name: field for field in self.fields})
+        is_plain = self.name not in LOGICAL
+        # For `_is_plain_match`: the Python type of all values, or the range of integers.
+        object.__setattr__(self, "_kind", _PLAIN_TYPES.get(self.type) if is_plain else None)
+        bits = INTEGER_BITS.get(self.type) if is_plain else None
+        object.__setattr__(self, "_integers", range(0) if bits is None else range(-(1 << bits - 1), 1 << bits - 1))
 
     @classmethod
     def struct(cls, name: str | None, *fields: Field, **more: Any) -> Schema:
@@ -143,7 +155,7 @@ class Schema:
         elif self.type is SchemaType.ARRAY:
             self._check_type(isinstance(value, list | tuple), value, where)
             for index, item in enumerate(value):
-                if self.value_schema is not None:
+                if self.value_schema is not None and not self.value_schema._is_plain_match(item):
                     self.value_schema.validate(item, f"{where}[{index}]")
         elif self.type is SchemaType.MAP:
             self._check_type(isinstance(value, Mapping), value, where)
@@ -156,11 +168,21 @@ class Schema:
 
     def _validate_struct(self, value: Any, where: str) -> None:
         self._check_type(isinstance(value, Mapping), value, where)
-        unknown = [key for key in value if self.field(key) is None]
-        if unknown:
-            raise DataError(f"{where}: no field {unknown[0]!r}")
-        for field in self.fields:
-            field.schema.validate(value.get(field.name), f"{where}.{field.name}")
+        by_name: dict[str, Field] = self.__dict__["_by_name"]
+        for key in value:
+            if key not in by_name:
+                raise DataError(f"{where}: no field {key!r}")
+        for name, field in by_name.items():
+            item = value.get(name)
+            # Paths are made only if they may be needed: converters validate every record.
+            if not field.schema._is_plain_match(item):
+                field.schema.validate(item, f"{where}.{name}")
+
+    def _is_plain_match(self, value: Any) -> bool:
+        """Return whether a value is a number, text, boolean or bytes that surely matches. Cheaper than `validate`."""
+        known = self.__dict__
+        kind = type(value)
+        return value in known["_integers"] if kind is int else kind is known["_kind"]
 
     def _check_type(self, fits: bool, value: Any, where: str) -> None:
         if not fits:
