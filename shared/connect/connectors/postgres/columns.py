@@ -206,12 +206,12 @@ def encode_integer(size: int, value: Any) -> bytes:
 
     Raises DataError if it is not a whole number, or out of range. The driver's own encoder truncates fractions.
     """
-    if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
-        value = int(value)
     if type(value) is not int:
-        raise DataError(f"{value!r:.100} is not a whole number, as an integer column needs")
+        if not isinstance(value, float | Decimal) or not math.isfinite(value) or value != int(value):
+            raise DataError(f"{value!r:.100} is not a whole number, as an integer column needs")
+        value = int(value)
     try:
-        return value.to_bytes(size, "big", signed=True)
+        return int.to_bytes(value, size, "big", signed=True)
     except OverflowError:
         raise DataError(f"{value!r:.100} is out of the range of an integer of {size} bytes") from None
 
