@@ -471,6 +471,36 @@ async def test_a_column_may_change_its_type(url: str, db: Any, mode: str) -> Non
         await task.stop()
 
 
+async def test_an_invalid_record_repeats_no_write(url: str, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that fails is written again only if a column's type has changed."""
+    await db.execute("CREATE TABLE t (id int PRIMARY KEY, v varchar(2))")
+    task = PostgresSinkTask()
+    task.context = sink_context.Context(reporter := sink_context.Reporter())
+    await task.start({"name": "c", "connection.url": url, "pk.mode": "record_key", "insert.mode": "upsert"})
+    attempts: list[int] = []
+    write = task._try_to_write_rows
+
+    async def count_attempt(records: list[SinkRecord], *, keep: bool = True) -> Exception | None:
+        attempts.append(len(records))
+        return await write(records, keep=keep)
+
+    monkeypatch.setattr(task, "_try_to_write_rows", count_attempt)
+
+    async def put(value: str) -> list[int]:
+        attempts.clear()
+        await task.put([SinkRecord("t", 0, None, {"id": 1}, None, {"v": value}, kafka_offset=0)])
+        return list(attempts)
+
+    try:
+        assert await put("abc") == [1, 0]
+        await db.execute("ALTER TABLE t ALTER v TYPE varchar(3)")
+        assert await put("abc") == [1, 1]
+        assert await put("abcd") == [1, 0]
+        assert len(reporter.reported) == 2
+    finally:
+        await task.stop()
+
+
 async def test_tasks_that_start_together_create_one_offset_table(url: str, db: Any) -> None:
     """Tasks that start at the same time on an empty database create the table of offsets without an error."""
     partitions = [TopicPartition("t", number) for number in range(8)]

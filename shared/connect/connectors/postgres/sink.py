@@ -167,8 +167,7 @@ class PostgresSinkTask(SinkTask):
         while at < len(records):
             part = records[at : at + size]
             error = await self._try_to_write_rows(part)
-            if error is not None:
-                self._tables.clear()  # a column may have another type now, so the tables are described again
+            if error is not None and await self._have_columns_changed(part):
                 error = await self._try_to_write_rows(part)
             if error is None:
                 at = at + len(part)
@@ -183,6 +182,22 @@ class PostgresSinkTask(SinkTask):
                 self._note_written_offsets([part[errant]])
                 at += errant + 1
             size = max(1, errant)
+
+    async def _have_columns_changed(self, records: list[SinkRecord]) -> bool:
+        """Describe the known tables of the records again. Returns whether one has other columns or types now.
+
+        Raises RetriableError or ConnectError if the database fails.
+        """
+        tables = {self._settings.table(record.topic) for record in records} & self._tables.keys()
+        before = {name: self._tables.pop(name) for name in tables}
+        try:
+            connection = await self._connect_if_needed()
+            for name in tables:
+                if (found := await self._describe_table(connection, name)) is not None:
+                    self._tables[name] = found
+        except Exception as e:
+            raise await self._failure_to_raise(e) from e
+        return any(self._tables.get(name) != table for name, table in before.items())
 
     async def _try_to_write_rows(self, records: list[SinkRecord], *, keep: bool = True) -> Exception | None:
         """Write the records. Without `keep` their rows are rolled back. Returns the error if a record cannot be a row,
