@@ -27,6 +27,7 @@ from penstock.shared.connect.herder.loggers import Loggers
 from penstock.shared.connect.herder.status_reporter import StatusReporter
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
+from penstock.shared.connect.runtime.client_settings import GROUP_ID_OVERRIDE
 from penstock.shared.connect.runtime.config_validation import ConfigInfos, plugin_definitions, require_connector_class
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins, plugin_version
@@ -205,7 +206,11 @@ class BaseHerder(ABC):
         """Return a connector's offsets. Raises ConnectorNotFound."""
         config = self.connector_config(name)
         is_sink = views.kind_of_connector(self.plugins, config) == "sink"
-        return await self._offsets.read(name, self.worker.resolve(config) if is_sink else config, is_sink=is_sink)
+        return await self._offsets.read(name, self._resolved_group(config), is_sink=is_sink)
+
+    def _resolved_group(self, config: Config) -> Config:
+        """Return only the setting of a sink's group, resolved. A variable of another setting may have no value here."""
+        return self.worker.resolve({name: text for name, text in config.items() if name == GROUP_ID_OVERRIDE})
 
     # --- validation ---
 

@@ -470,7 +470,7 @@ class DistributedHerder(BaseHerder):
     def _check_group(self, name: str, config: Config) -> None:
         if views.kind_of_connector(self.plugins, config) != "sink":
             return
-        group = sink_group_id(name, self.worker.resolve(config))
+        group = sink_group_id(name, self._resolved_group(config))
         if group == self._config["group.id"]:
             raise BadRequest(
                 f"Consumer group for sink connector named {name} conflicts with Connect worker group {group}"

@@ -33,6 +33,7 @@ PEM_TEXTS = {
     "ssl.truststore.certificates": "ssl.truststore.location",
 }
 """Properties with PEM text, and for each one the property that names a file instead."""
+GROUP_ID_OVERRIDE = "consumer.override.group.id"
 WITHOUT_COUNTERPART = {
     *("key.serializer", "value.serializer", "key.deserializer", "value.deserializer", "enable.auto.commit"),
     *("ssl.truststore.type", "ssl.keystore.type", "sasl.jaas.config", "allow.auto.create.topics"),
@@ -83,7 +84,7 @@ def consumer_settings(props: Mapping[str, Any], **fixed: Any) -> ConsumerSetting
 
 def sink_group_id(connector: str, config: Mapping[str, str]) -> str:
     """Return the `group.id` of the consumers of a sink connector's tasks. An empty override is ignored."""
-    return config.get("consumer.override.group.id") or f"connect-{connector}"
+    return config.get(GROUP_ID_OVERRIDE) or f"connect-{connector}"
 
 
 def unknown_properties(props: Mapping[str, Any]) -> list[str]:

@@ -441,15 +441,20 @@ async def test_a_slow_patch_blocks_nothing() -> None:
                 assert herder.connector_config("c") == config(**wanted)
 
 
-async def test_a_sinks_group_may_be_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The offsets of a sink whose group is a variable are those of the variable's value."""
+async def test_a_sinks_group_may_be_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The offsets of a sink whose group is a variable are those of the variable's value. They can be read also if
+    another variable cannot be resolved."""
+    secrets = tmp_path / "secrets"
+    secrets.write_text("password=x")
     monkeypatch.setenv("PENSTOCK_TEST_GROUP", "own")
     sink = {"name": "snk", "connector.class": "Sink", "topics": "t", "tasks.max": "1"}
-    async with FakeCluster() as cluster, running_herder(cluster, "a:1", config_providers="env") as herder:
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1", config_providers="env,file") as herder:
         cluster.create_topic("t")
         sink["consumer.override.group.id"] = "${env:PENSTOCK_TEST_GROUP}"
+        sink["password"] = f"${{file:{secrets}:password}}"
         await herder.put_connector("snk", sink, TargetState.STOPPED, replace=False)
         await herder._admin.alter_group_offsets("own", {TopicPartition("t", 0): 3})
+        secrets.unlink()
         assert (await herder.connector_offsets("snk"))["offsets"] == [
             {"partition": {"kafka_topic": "t", "kafka_partition": 0}, "offset": {"kafka_offset": 3}}
         ]
