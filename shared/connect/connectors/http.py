@@ -103,6 +103,12 @@ def make_http_client(values: Mapping[str, Any]) -> httpx.AsyncClient:
     return httpx.AsyncClient(headers=headers, auth=auth, timeout=timeout_s, verify=client_tls())
 
 
+def _request_failure(error: httpx.HTTPError | TimeoutError, timeout_ms: int) -> str:
+    if isinstance(error, TimeoutError | httpx.TimeoutException):
+        return f"no complete response within request.timeout.ms ({timeout_ms} ms)"
+    return f"{type(error).__name__}: {error}"
+
+
 def is_passing(status: int) -> bool:
     """Return whether a request with this response status can be retried."""
     return status in RETRIED or status >= httpx.codes.INTERNAL_SERVER_ERROR
@@ -167,7 +173,7 @@ class HttpSinkTask(SinkTask):
                 )
         except (httpx.HTTPError, TimeoutError) as e:
             self.context.timeout(self._values["retry.backoff.ms"])
-            raise self._retries.failed(f"{type(e).__name__}: {e}") from e
+            raise self._retries.failed(_request_failure(e, self._values["request.timeout.ms"])) from e
         except DataError as e:
             await self._reject_batch(batch, e)
             return
@@ -288,7 +294,7 @@ class HttpSourceTask(SourceTask):
                 response = await self._get_url(url)
         except (httpx.HTTPError, TimeoutError) as e:
             self._wait_ms = self._values["retry.backoff.ms"]
-            raise self._retries.failed(f"{type(e).__name__}: {e}") from e
+            raise self._retries.failed(_request_failure(e, self._values["request.timeout.ms"])) from e
         if is_passing(response.status_code):
             self._wait_ms = max(self._values["retry.backoff.ms"], retry_after_ms(response))
             raise self._retries.failed(f"HTTP {response.status_code}: {response.text[:200]}")

@@ -260,7 +260,7 @@ def test_a_request_ends_after_its_timeout() -> None:
 
     async def failed_after_s(call: Callable[[], Awaitable[object]]) -> float:
         before_s = asyncio.get_running_loop().time()
-        with pytest.raises(RetriableError):
+        with pytest.raises(RetriableError, match="1000 ms"):
             await call()
         return asyncio.get_running_loop().time() - before_s
 
