@@ -85,7 +85,10 @@ def table_of(records: list[SinkRecord]) -> Any:
                 pa.schema([pa.field(field.name, arrow_type(field.schema)) for field in schema.fields])
                 for schema in structs
             ]
-            return pa.Table.from_pylist(rows, pa.unify_schemas(fields, promote_options="permissive"))
+            unified = pa.unify_schemas(fields, promote_options="permissive")
+            return pa.Table.from_pylist(
+                rows, pa.schema([(field.name, _as_decimal128(field.type)) for field in unified])
+            )
         # The type of all columns if the records share a map's schema. Otherwise the values of a column decide.
         schema = schemas[0] if len(schemas) == 1 else None
         kind = None if schema is None or schema.value_schema is None else arrow_type(schema.value_schema)
@@ -93,6 +96,20 @@ def table_of(records: list[SinkRecord]) -> Any:
         return pa.table({name: pa.array([row.get(name) for row in rows], kind) for name in names})
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as e:
         raise DataError(f"the records do not form a table: {e}") from e
+
+
+def _as_decimal128(kind: Any) -> Any:
+    """Return a type with 38 digits for each decimal in it. Arrow unites two scales to a decimal with more digits, which
+    Delta and most readers of Parquet lack."""
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(DECIMAL_DIGITS, kind.scale)
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _as_decimal128(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_as_decimal128(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_as_decimal128(kind.key_type), _as_decimal128(kind.item_type))
+    return kind
 
 
 def columns_of_file(table: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from penstock.shared.connect.schema import (
     STRING,
     Field,
     Schema,
+    decimal_schema,
     time_schema,
 )
 from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, Reporter, produce, record, records
@@ -192,6 +194,30 @@ async def test_a_record_that_delta_cannot_represent_is_reported(tmp_path: Path) 
     await task.pre_commit(at(a=3))
     assert rows(tmp_path) == [0, 2]
     assert reporter.reported == [(A, 1)]
+
+
+async def test_decimals_of_two_scales_are_appended_together(tmp_path: Path) -> None:
+    """Records whose schemas differ in the scale of a decimal, also of a nested one, get the larger scale."""
+
+    def decimals(offset: int, number: str) -> SinkRecord:
+        kind = decimal_schema(-int(Decimal(number).as_tuple().exponent))
+        nested = Schema.struct("T", Field("l", Schema.array(kind)), Field("m", Schema.map(STRING, kind)))
+        schema = Schema.struct("S", Field("d", kind), Field("s", nested))
+        value = {"d": Decimal(number), "s": {"l": [Decimal(number)], "m": {"a": Decimal(number)}}}
+        return SinkRecord("t", 0, None, None, schema, value, kafka_offset=offset)
+
+    task = await started(tmp_path, Context(), A)
+    await task.put([decimals(0, "1.23"), decimals(1, "2.3456")])
+    await task.pre_commit(at(a=2))
+    table = pa.table(DeltaTable(tmp_path).to_pyarrow_table()).sort_by("d")
+    assert table.schema.field("d").type == pa.decimal128(38, 4)
+    found = table.to_pylist(maps_as_pydicts="strict")
+    numbers = [Decimal("1.2300"), Decimal("2.3456")]
+    assert found == [{"d": number, "s": {"l": [number], "m": {"a": number}}} for number in numbers]
+    task = await started(tmp_path, Context(reporter := Reporter()), A)
+    await task.put([decimals(2, "1" * 36 + ".23"), decimals(3, "3.4567")])
+    await task.pre_commit(at(a=4))
+    assert reporter.reported == [(A, 2)]
 
 
 class FailingOnce(Reporter):
