@@ -717,17 +717,19 @@ class DistributedHerder(BaseHerder):
         attempt = 0
         # Another set of tasks may be stored while this one's predecessors are fenced.
         while must_be_fenced():
+            reason = "another set of tasks was stored, which the leader may not know yet"
             try:
                 await self._request_fencing(task.connector)
                 await self._stores.configs.refresh()
+                if not must_be_fenced():
+                    break
             # Also if the leader rejects the request, as with task configs. Other errors, of Kafka, fail the task.
             except (RetriableError, RebalanceNeeded, RequestTimedOut) as e:
-                attempt += 1
-                delay_ms = round(RETRY_BACKOFF.wait_ms(attempt))
-                log.warning(
-                    "older tasks cannot be fenced yet", task=str(task), again_in_ms=delay_ms, reason=summary_of(e)
-                )
-                await asyncio.sleep(delay_ms / 1000)
+                reason = summary_of(e)
+            attempt += 1
+            delay_ms = round(RETRY_BACKOFF.wait_ms(attempt))
+            log.warning("older tasks cannot be fenced yet", task=str(task), again_in_ms=delay_ms, reason=reason)
+            await asyncio.sleep(delay_ms / 1000)
         # A rebalance while the fencing ran may have moved the task.
         return task in self._work_to_run().tasks
 

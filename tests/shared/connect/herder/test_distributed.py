@@ -506,12 +506,13 @@ async def test_under_exactly_once_a_zombie_is_fenced_before_offsets_are_altered(
 
 
 async def test_a_task_starts_only_once_the_newest_set_is_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If another set of tasks is stored while older tasks are fenced, they are fenced again before a task starts."""
+    """If another set of tasks is stored while older tasks are fenced, they are fenced again before a task starts.
+    This waits for the backoff, since the leader may not know the set yet."""
     once = {"exactly_once_source_support": "enabled"}
     async with FakeCluster() as cluster, running_herder(cluster, "a:1", **once) as herder:
         await herder.put_connector("c", config(), replace=False)
         await until(lambda: states(herder) == ["RUNNING"] * 3)
-        snapshot, fenced = herder.snapshot(), list[str]()
+        snapshot, fenced, waits = herder.snapshot(), list[str](), list[int]()
 
         async def fence(name: str) -> None:
             fenced.append(name)
@@ -519,10 +520,17 @@ async def test_a_task_starts_only_once_the_newest_set_is_fenced(monkeypatch: pyt
         def pending() -> ConfigSnapshot:
             return dataclasses.replace(snapshot, pending_fencing=frozenset({"c"} if len(fenced) < 2 else ()))
 
+        class NotedBackoff(ExponentialBackoff):
+            def wait_ms(self, failures: int, random: float = 0.5) -> float:
+                waits.append(failures)
+                return 0
+
         monkeypatch.setattr(herder, "snapshot", pending)
         monkeypatch.setattr(herder, "_request_fencing", fence)
+        monkeypatch.setattr(distributed, "RETRY_BACKOFF", NotedBackoff(0, 0))
         assert await herder._fence_before_source_task(TASK)
         assert fenced == ["c", "c"]
+        assert waits == [1]
 
 
 async def test_writing_the_session_key_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
