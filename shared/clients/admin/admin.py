@@ -11,6 +11,7 @@ members if it has any. The broker rejects the change if a member joins in betwee
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
@@ -230,22 +231,31 @@ class Admin:
         request = requests.METADATA([(NO_UUID, name, {}) for name in names], False, False, False)
         where = "wait for leaders"
 
+        async def check_leaders_on_broker(node: int) -> bool:
+            if not await self._connection.connect(node):
+                return False
+            for topic in (await self._connection.send(node, request, where)).topics:
+                if topic.error_code:
+                    error = error_for_code(topic.error_code, f"topic {topic.name}")
+                    # The topic exists: a broker that has not heard of it yet is no reason to report it as missing.
+                    if isinstance(error, UnknownTopicOrPartition):
+                        raise NotLeaderOrFollower(f"{error}: not known to node {node} yet")
+                    raise error
+                for partition in topic.partitions:
+                    if partition.leader < 0:
+                        raise NotLeaderOrFollower(f"{topic.name}-{partition.partition}: no leader yet")
+            return True
+
         async def check_leaders() -> None:
-            # Each broker learns of a topic by itself, and the next request may go to any of them.
-            reached = [node for node in self._connection.nodes() if await self._connection.connect(node)]
-            if not reached:
+            # Each broker learns of a topic by itself, and the next request may go to any of them. They are asked
+            # together, since a broker that cannot be reached may take all of its time limit to connect.
+            checks = map(check_leaders_on_broker, self._connection.nodes())
+            results = await asyncio.gather(*checks, return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+            if True not in results:
                 raise BrokerNotAvailable(f"{where}: no broker reached")
-            for node in reached:
-                for topic in (await self._connection.send(node, request, where)).topics:
-                    if topic.error_code:
-                        error = error_for_code(topic.error_code, f"topic {topic.name}")
-                        # The topic exists: a broker that has not heard of it yet is no reason to report it as missing.
-                        if isinstance(error, UnknownTopicOrPartition):
-                            raise NotLeaderOrFollower(f"{error}: not known to node {node} yet")
-                        raise error
-                    for partition in topic.partitions:
-                        if partition.leader < 0:
-                            raise NotLeaderOrFollower(f"{topic.name}-{partition.partition}: no leader yet")
 
         await self._retry_request(check_leaders, where, timeout_ms)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -105,6 +106,26 @@ async def test_a_broker_that_is_not_reached_does_not_delay_the_creation_of_a_top
         async with Admin(kafka) as admin:
             cluster.pause_node(2)
             await admin.create_topics([NewTopic("new", 1)], timeout_ms=10_000)
+
+
+async def test_brokers_are_asked_for_a_created_topic_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The waits for several unreachable brokers do not add up: no connection waits for another one."""
+    async with FakeCluster(nodes=3) as cluster:
+        cluster.create_topic("new")
+        async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+            known = admin._connection.connect
+            begun: set[int] = set()
+            all_begun = asyncio.Event()
+
+            async def connect(node: int) -> bool:
+                begun.add(node)
+                if begun == {1, 2, 3}:
+                    all_begun.set()
+                await all_begun.wait()
+                return await known(node)
+
+            monkeypatch.setattr(admin._connection, "connect", connect)
+            await admin._wait_for_leaders(["new"], 1_000)
 
 
 A = TopicPartition("t", 0)
