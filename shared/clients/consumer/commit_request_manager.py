@@ -232,7 +232,9 @@ class CommitRequestManager:
         return CommitFailed(f"{self._describe_member()}: not committed: {reason}")
 
     async def close(self) -> None:
-        """Stop sending. Callbacks that still wait are called with CommitFailed, and a `commit` that waits raises it."""
+        """Stop sending. Callbacks that still wait are called with CommitFailed, and a `commit` that waits for its own
+        offsets raises it. A `commit` without offsets returns, since no offset is pending any more.
+        """
         self.sequence.retain(())
         if self._timer is not None:
             self._timer.cancel()
