@@ -184,6 +184,8 @@ class Connection:
         self._on_metadata.append(listener)
 
     def _on_metadata_update(self, _: Any) -> None:
+        if self._client is None:
+            return  # an update that was in flight at `close`
         self._moved.clear()
         for listener in self._on_metadata:
             listener()

@@ -222,6 +222,19 @@ async def test_a_topic_that_is_watched_during_an_update_is_requested_before_the_
     await connection.close()
 
 
+async def test_an_update_that_ends_during_close_has_no_listeners() -> None:
+    """A listener may use the connection, so it is not called for an update of the metadata that was in flight at close."""
+    connection = Connection(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
+    client = SocketClient(connection.settings, "c")
+    connection.adopt(client)
+    topics: list[frozenset[str]] = []
+    connection.on_metadata(lambda: topics.append(connection.topics()))
+    connection._on_metadata_update(client.cluster)
+    await connection.close()
+    connection._on_metadata_update(client.cluster)
+    assert topics == [frozenset()]
+
+
 async def test_a_name_that_was_waited_for_takes_no_memory() -> None:
     """A long-lived producer may wait for any number of unknown topics. None of their names is kept."""
     connection = Connection(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
