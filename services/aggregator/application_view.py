@@ -308,7 +308,9 @@ def missing_rows(missing: Mapping[int, str]) -> list[dict[str, Any]]:
 
 
 def merge_stores(parts: Iterable[InstanceResponse]) -> list[dict[str, Any]]:
-    """Merge the instances' responses into the application's: the live rows of each store by partition.
+    """Merge the instances' responses into the application's: the number of live rows of each store by partition.
+
+    From each response only the partitions count for which the instance was queried.
 
     >>> of_a = InstanceResponse([0], {"stores": [{"store": "s", "rows": {"0": 2, "1": 9}, "total": 11}]})
     >>> of_b = InstanceResponse([1], {"stores": [{"store": "s", "rows": {"1": 3}, "total": 3}]})

@@ -377,7 +377,10 @@ class CompactionSupervisor:
 
 
 def _belongs_to_run(run: CompactionState, one: Compaction) -> bool:
-    """Return whether a compaction of the lake belongs to a run of this instance: it started during the run."""
+    """Return whether a compaction in the lake counts as one that this compaction job made: it began while the job ran.
+
+    A job that lost to another one made none. If a compaction's start is unknown, its end counts.
+    """
     if run["status"] == "lost":
         return False
     started_ms = run["started_at_ms"]

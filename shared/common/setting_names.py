@@ -155,7 +155,7 @@ def unknown_variables(model: type[BaseModel], environ: Mapping[str, str]) -> lis
 
 
 def _top_level_names(wanted: Iterable[str]) -> set[str]:
-    """Return the commands' top-level setting names, to find out which of the `wanted` names no command has.
+    """Return top-level setting names of commands, enough to tell which of the `wanted` names no command has.
 
     Commands are added one by one until their names include all `wanted` names, or no command is left.
     """

@@ -160,7 +160,7 @@ def at_least(low: float) -> Validator:
 
 
 def one_of(*allowed: Any, ignore_case: bool = False) -> Validator:
-    """Return a validator: the setting's value must be one of the allowed values."""
+    """Return a validator: the setting's value must be one of the allowed values, in any case with `ignore_case`."""
     fold: Callable[[Any], Any] = (lambda value: str(value).lower()) if ignore_case else (lambda value: value)
     folded = {fold(value) for value in allowed}
 

@@ -81,7 +81,8 @@ class OpenSessions:
 def assign(records: Iterable[tuple[int, int, int]], gap_ms: int) -> list[Assigned]:
     """Return one key's records as (offset, start, end), ordered by offset.
 
-    `records` are (offset, time, close time on arrival) in the order of arrival.
+    Start and end are those of the record's session; they are None for a late record. `records` are (offset, time, close
+    time when the record arrived), in the order of arrival.
     """
     sessions = OpenSessions(gap_ms)
     assigned = list[Assigned]()

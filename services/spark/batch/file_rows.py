@@ -113,7 +113,10 @@ class FileRows(NamedTuple):
         return found, column.try_cast(found)
 
     def as_bytes(self, name: str | None) -> SparkColumn:
-        """Return a column as a record's key or value: bytes unchanged, other types as text. Null without a name."""
+        """Return a column as a record's key or value: bytes unchanged, other types as text.
+
+        If `name` is None, the column is null.
+        """
         if name is None:
             return F.lit(None).cast("binary")
         column = self.written.get(name, self.column(name))

@@ -321,7 +321,7 @@ class ConsumerCoordinator:
 
     @property
     def is_owner(self) -> bool:
-        """Whether the member owns partitions and takes part in the group's rebalances."""
+        """Whether the member owns partitions in a valid generation, and `stop_joining` was not called."""
         return self.member.is_owner and not self._stopping
 
     async def close(self) -> None:

@@ -327,7 +327,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             await asyncio.sleep(max(TOPIC_WATCH_MS, min(next_ms - now_ms, wait_ms)) / 1000)
 
     def _on_its_way(self, destination: Destination) -> None:
-        """Count a record that is not in Kafka yet, for its destination."""
+        """Count one more record for this destination. Kafka does not have it yet, nor perhaps the producer."""
         waiting = self._waiting.get(destination)
         if waiting is None:
             due_ms = self._clock.monotonic_ms() + self.parts.topic_wait_ms

@@ -292,7 +292,7 @@ def _recommend_values(values: list[Any]) -> Recommender:
 def _define_transform_settings(
     definition: ConfigDef, chain: str, kind: str, plugins: Plugins, props: Mapping[str, str]
 ) -> None:
-    """Add to a connector's settings those of each transform or predicate that it names, in a group of their own."""
+    """Add to a connector's settings those of each transform or predicate that it names. Each gets its own group."""
     singular = chain.removesuffix("s").capitalize()
     for alias in dict.fromkeys(name.strip() for name in props.get(chain, "").split(",") if name.strip()):
         prefix = f"{chain}.{alias}."

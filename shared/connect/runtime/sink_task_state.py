@@ -199,7 +199,7 @@ class SinkTaskState:
         return rewinds
 
     def received(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Take the offset after the last polled record of each partition, dropped records included."""
+        """Make the offset after each partition's last polled record pending, dropped records included."""
         if self.batch and ends:
             raise IllegalState("records were polled while a batch is being redelivered")
         self.pending.update({tp: OffsetAndMetadata(offset) for tp, offset in ends.items()})

@@ -115,7 +115,7 @@ class TaskMetrics:
             self._values[f"{name}_min"] = count if entry[0] == 1 else min(self._values[f"{name}_min"], count)
 
     def active(self, count: int) -> None:
-        """Set the number of records that are read and not yet processed."""
+        """Set the number of records that were polled, and are not yet in Kafka (source) or not yet put (sink)."""
         self.set(f"{self.kind}_record_active_count", count)
         self.sized(f"{self.kind}_record_active_count", count)
 

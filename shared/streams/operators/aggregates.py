@@ -171,7 +171,7 @@ class WindowAggregate(TimedProcessor):
             return list(range(len(codes)))
 
     def overflow(self, rejected_by: int) -> DataError:
-        """Return the error of a record whose value is valid, but whose sum does not fit into 64 bits."""
+        """Return the error of a record whose value is valid, but with which a sum would not fit into 64 bits."""
         aggregation: Any = self._columns.aggregations[rejected_by]
         return DataError(f"{aggregation.function}({aggregation.field!r}): the sum does not fit into 64 bits")
 

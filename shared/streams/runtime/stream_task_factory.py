@@ -30,10 +30,10 @@ CLEAN_INTERVAL_MS = 60_000
 class StreamTaskFactory:
     """Creates the tasks of one topology.
 
-    The constructor raises ConfigError if rocksDB is configured and not installed. With a lake, it also does so if a
-    store or an aggregation has a name that the lake's tables cannot have as a column, or if a late record can miss more
-    windows than its changelog entry can list. `startup` raises ConfigError if the state directory cannot be written, or
-    another instance has locked it.
+    The constructor raises ConfigError if rocksDB is configured and not installed. With a lake, it also raises
+    ConfigError if a store or an aggregation has a name that the lake's tables cannot have as a column, or if a record
+    is in so many windows that their list takes more than half of the largest changelog entry. `startup` raises
+    ConfigError if the state directory cannot be written, or another instance has locked it.
     """
 
     def __init__(

@@ -90,7 +90,9 @@ class KeyValueStore(Generic[K, V]):
         # A row that was deleted since the last commit is still in the changelog.
         is_persisted = own in self._dirty if row is None else row.persisted
         # A new row, also for an existing key: iterators over the store keep the old one.
-        self._rows[own] = self._dirty[own] = TableRow(own, value, persisted=is_persisted)
+        row = TableRow(own, value, persisted=is_persisted)
+        self._rows[own] = row
+        self._dirty[own] = row
         self.touched = True
 
     def delete(self, key: K) -> None:

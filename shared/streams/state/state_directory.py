@@ -1,7 +1,8 @@
 """The directory of an instance's state, with one database for each partition.
 
-Two instances must not share the directory: the new owner of a partition would wait for the lock of its database, which
-a hanging owner never releases. So an instance locks the application's whole directory for as long as it runs.
+Two instances must not share the directory. The new owner of a partition could not open its database while the former
+owner has it open, and an owner that hangs never closes it. So an instance locks the application's whole directory for
+as long as it runs.
 """
 
 from __future__ import annotations

@@ -155,7 +155,8 @@ def log_blocked_heartbeats(step: str, ms: int) -> None:
 def process_input_records(task: StreamTask, columns: Columns, now_ms: int, has_time: HasTime = always_has_time) -> None:
     """Let a task process a run of records of one topic, and reject records too far ahead of the wall clock.
 
-    The limit is the task's `max_future_ms`. For `has_time` and the errors see `StreamTask.process`.
+    The limit is the task's `max_future_ms`. For rejected records see `StreamTask.reject`. For `has_time` and the errors
+    see `StreamTask.process`.
     """
     limit = task.max_future_ms
     if limit is None or columns.timestamps.max() <= now_ms + limit:

@@ -98,7 +98,7 @@ class ResultBatch:
         return [own[0] for own in self._copy_results([column[at : at + 1] for column in self.windows.columns])]
 
     def _copy_results(self, columns: Sequence[Column]) -> list[list[Any]]:
-        """Return each aggregation's results of these windows as copies, which share nothing with the states."""
+        """Return each aggregation's results except Latest's, as copies, which share nothing with the states."""
         results = zip(self.columns.aggregations, self.columns.results(columns), strict=True)
         copied = [list(map(user_copy, own)) if one.result_type == "json" else own for one, own in results]
         return copied[self._has_latest_record :]

@@ -283,7 +283,10 @@ class StateColumns:
         return found
 
     def to_changelog(self, columns: Sequence[Column]) -> Sequence[ChangelogColumn]:
-        """Return the aggregations' `state_columns` for the changelog. Raises the error of a state that has no JSON."""
+        """Convert columns of states to the aggregations' `state_columns` for the changelog.
+
+        Raises the JSON encoder's error if a state cannot be written as JSON.
+        """
         if not self.objects:
             return columns
         made: list[ChangelogColumn] = []

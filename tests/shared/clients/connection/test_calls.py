@@ -223,7 +223,7 @@ async def test_a_topic_that_is_watched_during_an_update_is_requested_before_the_
 
 
 async def test_an_update_that_ends_during_close_has_no_listeners() -> None:
-    """A listener may use the connection, so it is not called for an update of the metadata that was in flight at close."""
+    """A listener may use the connection, so it is not called for an update that was in flight at `close`."""
     connection = Connection(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
     client = SocketClient(connection.settings, "c")
     connection.adopt(client)
