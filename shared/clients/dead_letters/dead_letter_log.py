@@ -244,8 +244,11 @@ class DeadLetterLog:
                     break
         finally:
             # 4. Commit what was sent, also after an error. Commit the other partitions again, although their progress
-            #    is the same: each partition's expires by its own last commit.
-            offsets = {partition: committed for partition, committed in self.committed.items() if committed}
+            #    is the same: each partition's expires by its own last commit. Another replay may have committed them
+            #    since this one began, so read their offsets again.
+            before = [partition for partition, committed in self.committed.items() if committed]
+            newest = await self._consumer.committed(before)
+            offsets = {partition: committed for partition, committed in newest.items() if committed}
             if result.sent:
                 offsets |= scheduler.committable()
             if offsets:

@@ -25,7 +25,7 @@ from penstock.shared.clients.dead_letters.dead_letter import (
     replay_record,
     shortened,
 )
-from penstock.shared.clients.dead_letters.dead_letter_log import DeadLetterLog, replay_group
+from penstock.shared.clients.dead_letters.dead_letter_log import DeadLetterLog, dead_letter_filter, replay_group
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import DataError, IllegalState
 from penstock.shared.common.records import ConsumerRecord, Headers, OffsetAndMetadata, ProducerRecord, TopicPartition
@@ -314,6 +314,31 @@ async def test_every_replay_renews_the_progress_of_all_partitions() -> None:
                     assert log.has_progress is (number > 0)
                     assert (await log.replay(producer, lambda _: True, limit=9)).sent == len(new)
     assert commits == [{0: 1, 1: 1}, {0: 2, 1: 1}, {0: 2, 1: 1}]
+
+
+async def test_a_replay_keeps_the_progress_that_another_one_commits_meanwhile() -> None:
+    """It renews the other partitions with their newest offsets, not with those from before it began."""
+
+    def dead_letter(number: int, partition: int) -> ProducerRecord:
+        source = ConsumerRecord("clicks", partition, number, 1, b"k", b"v")
+        record = dead_letter_record(TOPIC, DeadLetter(source, "process", "E", "", 1, "g"))
+        return replace(record, partition=partition)
+
+    async with FakeCluster() as cluster:
+        cluster.create_topic("clicks", partitions=2)
+        cluster.create_topic(TOPIC, partitions=2)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Producer(kafka) as producer:
+            await (await producer.send_many([dead_letter(0, 0), dead_letter(0, 1)]))
+            async with DeadLetterLog(kafka, TOPIC) as log:
+                assert (await log.replay(producer, lambda _: True, limit=9)).sent == 2
+            await (await producer.send_many([dead_letter(1, 0), dead_letter(1, 1)]))
+            async with DeadLetterLog(kafka, TOPIC) as first, DeadLetterLog(kafka, TOPIC) as second:
+                for log, partitions in ((first, {0}), (second, {1})):
+                    wanted = dead_letter_filter(None, None, partitions)
+                    assert (await log.replay(producer, wanted, limit=9)).sent == 1
+            async with DeadLetterLog(kafka, TOPIC) as log:
+                assert (await log.replay(producer, lambda _: True, limit=9)).sent == 0
 
 
 async def test_a_source_topic_that_was_deleted(kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
