@@ -229,16 +229,18 @@ class DeadLetterLog:
                         is_complete &= await self._send_dead_letters(producer, each, chosen, result, to, unusable)
                 # 3. Raise if the partition has too many records that were not sent. There are two limits: the length of
                 #    a commit's metadata, and the number of records in memory.
+                failed = ", ".join(f"{topic} ({type(error).__name__})" for topic, error in unusable.items())
+                cause = f". These topics cannot be used: {failed}" if failed else ""
                 match scheduler.paused().get(columns.topic_partition):
                     case "metadata":
                         raise IllegalState(
                             f"{columns.topic_partition}: more dead letters are left out than a commit can remember; "
-                            "replay the earlier ones first"
+                            f"replay the earlier ones first{cause}"
                         )
                     case "buffer":
                         raise IllegalState(
                             f"{columns.topic_partition}: {LEFT_OUT_MAX} records or more are left out, including those "
-                            "that are no dead letters; replay or delete the earlier ones first"
+                            f"that are no dead letters; replay or delete the earlier ones first{cause}"
                         )
                 if result.sent >= limit or not is_complete:
                     break

@@ -249,6 +249,17 @@ async def test_too_many_records_are_left_out(
             await log.replay(producer, lambda _: False, limit=9)
 
 
+async def test_too_many_records_of_unusable_topics_are_left_out(
+    kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the topics that could not be used."""
+    monkeypatch.setattr(dead_letter_log, "LEFT_OUT_MAX", 4)
+    await write(kafka, 5, source="gone")
+    async with DeadLetterLog(kafka, TOPIC) as log, Producer(kafka, ProducerSettings(max_block_ms=50)) as producer:
+        with pytest.raises(IllegalState, match=r"gone \(UnknownTopicOrPartition\)"):
+            await log.replay(producer, lambda _: True, limit=9)
+
+
 async def test_each_call_reads_the_topic_again(kafka: KafkaSettings) -> None:
     """The entries can be listed before and between replays. Each replay continues after the dead letters that an
     earlier one has sent, also if that one left out some."""
