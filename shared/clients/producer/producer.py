@@ -923,6 +923,8 @@ class Producer:
         self._sender.fail_all(ended, out=True)
 
     def _check_usable(self) -> None:
+        if self._state == "broken":
+            raise IllegalState("the producer is broken: its sender has ended; close it and make a new one")
         if self._state != "open":
             raise IllegalState(f"the producer is {self._state}; it must be started and not closed")
 

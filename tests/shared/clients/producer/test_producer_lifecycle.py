@@ -395,3 +395,17 @@ async def test_a_programming_error_is_not_in_the_message_of_records() -> None:
         assert "a secret" not in str(caught.value)
         assert caught.value.__cause__ is broken
         assert [one["exc_info"] for one in logged if "exc_info" in one] == [broken]
+
+
+async def test_a_producer_whose_sender_has_ended_must_be_replaced() -> None:
+    """The error of a later send says so, and not that the producer must be started."""
+    async with producing() as (_, producer):
+
+        def turn(now_ms: int) -> float | None:
+            raise TypeError
+
+        producer._sender.run_once = turn  # type: ignore[method-assign]
+        with pytest.raises(IllegalState):
+            await producer.send_and_wait("t", b"v")
+        with pytest.raises(IllegalState, match=r"broken.*make a new one"):
+            await producer.send("t", b"v")
