@@ -176,6 +176,7 @@ class Producer:
         """Connect to the cluster.
 
         Raises BrokerNotAvailable with the addresses after `request_timeout_ms`. Raises AuthenticationFailed at once.
+        An `async with` that raises one of these closes the producer: make a new one for the next try.
         """
         if self._state != "new":
             raise IllegalState(f"the producer is {self._state}; make a new one")
