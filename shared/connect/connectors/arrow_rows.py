@@ -66,12 +66,13 @@ def check_row(record: SinkRecord) -> None:
     )
 
 
-def table_of(records: list[SinkRecord]) -> Any:
+def table_of(records: list[SinkRecord], *, decimal256: bool = True) -> Any:
     """Return an Arrow table of records that `check_row` accepts, one row each.
 
     The columns are the fields of the records' struct schemas, or else the names in the values. If the schemas differ in
-    the type of a number, the column has the wider type. A column without a schema has Arrow's null type if all its
-    values are null. Raises DataError if the records do not fit one table.
+    the type of a number, the column has the wider type. For two scales of a decimal this is a decimal256, or a decimal
+    with 38 digits if `decimal256` is False. A column without a schema has Arrow's null type if all its values are null.
+    Raises DataError if the records do not fit one table.
     """
     rows: list[Mapping[str, Any]] = [record.value for record in records]
     schemas: list[Schema | None] = []
@@ -86,9 +87,9 @@ def table_of(records: list[SinkRecord]) -> Any:
                 for schema in structs
             ]
             unified = pa.unify_schemas(fields, promote_options="permissive")
-            return pa.Table.from_pylist(
-                rows, pa.schema([(field.name, _as_decimal128(field.type)) for field in unified])
-            )
+            if not decimal256:
+                unified = pa.schema([(field.name, _as_decimal128(field.type)) for field in unified])
+            return pa.Table.from_pylist(rows, unified)
         # The type of all columns if the records share a map's schema. Otherwise the values of a column decide.
         schema = schemas[0] if len(schemas) == 1 else None
         kind = None if schema is None or schema.value_schema is None else arrow_type(schema.value_schema)
@@ -99,8 +100,7 @@ def table_of(records: list[SinkRecord]) -> Any:
 
 
 def _as_decimal128(kind: Any) -> Any:
-    """Return a type with 38 digits for each decimal in it. Arrow unites two scales to a decimal with more digits, which
-    Delta and most readers of Parquet lack."""
+    """Return a type with 38 digits for each decimal in it: Delta has no decimal256."""
     if pa.types.is_decimal(kind):
         return pa.decimal128(DECIMAL_DIGITS, kind.scale)
     if pa.types.is_struct(kind):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from penstock.shared.connect.connectors.file_stream import FileStreamSinkTask, F
 from penstock.shared.connect.connectors.files import FilesSinkConnector, FilesSinkTask
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord
-from penstock.shared.connect.schema import INT32, OPTIONAL_INT32, STRING, Field, Schema
+from penstock.shared.connect.schema import INT32, OPTIONAL_INT32, STRING, Field, Schema, decimal_schema
 from tests import virtual_time
 from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, Reporter, produce, record, records
 from tests.shared.connect.harness import TP, running
@@ -144,6 +145,19 @@ async def test_each_invalid_record_is_reported_with_its_own_error(tmp_path: Path
     assert "@" not in errors[2]
     (name,) = names(tmp_path)
     assert pq.read_table(tmp_path / name).column("n").to_pylist() == [0, 1, 4]
+
+
+def test_decimals_of_two_scales_fit_one_parquet_file() -> None:
+    """A number that is valid in its own schema is written, also if the larger scale leaves it no room."""
+    numbers = [Decimal(10**25), Decimal("0." + "1" * 18)]
+    decimals = []
+    for offset, number in enumerate(numbers):
+        kind = decimal_schema(-int(number.as_tuple().exponent))
+        schema = Schema.struct("S", Field("d", kind))
+        decimals.append(SinkRecord("t", 0, None, None, schema, {"d": number}, kafka_offset=offset))
+    written = pa.BufferOutputStream()
+    pq.write_table(columns_of_file(table_of(decimals)), written)
+    assert pq.read_table(pa.BufferReader(written.getvalue())).column("d").to_pylist() == numbers
 
 
 async def test_objects_without_fields_are_left_out_of_a_parquet_file(tmp_path: Path) -> None:
