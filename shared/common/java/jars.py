@@ -26,6 +26,7 @@ import msgspec
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import JarsUnavailable
 from penstock.shared.common.file_lock import FileLock
+from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.java.maven import REPOSITORY_VARIABLE, Repository, find_repository, home_folder
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.log import get_logger
@@ -191,7 +192,9 @@ async def _download_jars(wanted: JarSet, jars: Sequence[Jar], repository: Reposi
     timeout = httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None)
     headers = {"accept-encoding": "identity", "user-agent": "penstock"}
     turns = asyncio.Semaphore(DOWNLOADS_MAX)
-    async with httpx.AsyncClient(auth=auth, timeout=timeout, headers=headers, follow_redirects=True) as client:
+    async with httpx.AsyncClient(
+        auth=auth, timeout=timeout, headers=headers, verify=client_tls(), follow_redirects=True
+    ) as client:
 
         async def fetch_in_turn(jar: Jar) -> None:
             async with turns:
