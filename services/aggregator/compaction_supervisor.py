@@ -300,7 +300,9 @@ class CompactionSupervisor:
         """Return the job's exit status, or OWNERSHIP_LOST once another instance may own partition 0."""
         while True:
             with contextlib.suppress(TimeoutError):
-                return await asyncio.wait_for(job.wait(), OWNERSHIP_POLL_MS / 1000)
+                # On Python 3.11 `asyncio.wait_for` would lose a cancellation in the moment in which the job ends.
+                async with asyncio.timeout(OWNERSHIP_POLL_MS / 1000):
+                    return await job.wait()
             if self._lag_watch is not None and not self._lag_watch.is_owned():
                 return OWNERSHIP_LOST
 

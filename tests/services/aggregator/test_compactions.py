@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from penstock.services.aggregator.compaction_supervisor import (
 )
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.spark.compaction.settings import CompactSettings
+from penstock.shared.common.child_process import ChildProcess
 from penstock.shared.common.lake.compaction_history import Compaction
 from penstock.shared.testing.manual_clock import ManualClock
 
@@ -293,3 +295,29 @@ def test_compaction_jobs_use_the_token_provider() -> None:
     assert given.compaction.enabled
     job = CompactSettings.load(["--application=a", "--lake=lake"], environ=environment(given))
     assert job.kafka == given.kafka
+
+
+async def test_a_shutdown_as_the_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancellation in the moment in which the job ends is not lost."""
+
+    class Job:
+        output = b""
+        error_output = b""
+
+        async def wait(self) -> int:
+            await asyncio.sleep(0)
+            running.cancel()
+            return 0
+
+        async def terminate(self, timeout_ms: int) -> int:
+            return 0
+
+    async def start(*_args: object, **_settings: object) -> Job:
+        return Job()
+
+    monkeypatch.setattr(ChildProcess, "start", start)
+    supervisor = CompactionSupervisor(settings(), CollectorRegistry())
+    supervisor.request()
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.wait({running}, timeout=5)
+    assert running.cancelled()
