@@ -26,11 +26,14 @@ def binary_array(strings: PackedBytes) -> pa.Array:
 
 
 def packed(column: Any) -> PackedBytes:
-    """Return an Arrow column of byte strings and nulls as PackedBytes, without a copy of the bytes.
+    """Return an Arrow array of type `binary`, which may have nulls, as PackedBytes, without a copy of the bytes.
+
+    An array of type `large_binary` is converted first. Spark makes such arrays if `useLargeVarTypes` is set.
 
     >>> packed(pa.array([b"a", None, b"bc"], pa.binary()))[1:].tolist()
     [None, b'bc']
     """
+    column = column.cast(pa.binary())
     _, offsets, data = column.buffers()
     ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
     held = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)

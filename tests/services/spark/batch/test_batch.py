@@ -259,10 +259,11 @@ def task() -> StreamTask:
     return StreamTask(builder.build(), 0, application="app")
 
 
-def test_rows_are_records_by_their_numbers() -> None:
-    """Nulls stay nulls. A slice of a batch begins at the given row number."""
+@pytest.mark.parametrize("binary", [pa.binary(), pa.large_binary()], ids=str)
+def test_rows_are_records_by_their_numbers(binary: Any) -> None:
+    """Nulls stay nulls, also in Spark's large types. A slice of a batch begins at the given row number."""
     rows = {"timestamp_ms": [5, 6, 7], "key": [b"a", None, b""], "value": [b"x", b"yy", None]}
-    kinds = {"timestamp_ms": pa.int64(), "key": pa.binary(), "value": pa.binary()}
+    kinds = {"timestamp_ms": pa.int64(), "key": binary, "value": binary}
     batch = pa.record_batch({name: pa.array(values, kinds[name]) for name, values in rows.items()})
     columns = record_columns(batch.slice(1), "in", 3, 41)
     assert [(r.offset, r.timestamp, r.key, r.value) for r in columns] == [(41, 6, None, b"yy"), (42, 7, b"", None)]
