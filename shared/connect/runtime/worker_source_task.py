@@ -81,11 +81,13 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
 
     def _record_sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
         cast(SubmittedRecord, token).ack()
+        self.metrics.active(self.submitted.pending)
         self._acknowledged.append((record, metadata))
 
     def _record_skipped(self, record: SourceRecord, token: object) -> None:
         if token is not None:
             cast(SubmittedRecord, token).ack()
+            self.metrics.active(self.submitted.pending)
         self._acknowledged.append((record, None))
 
     async def _record_dropped(self, record: SourceRecord) -> None:

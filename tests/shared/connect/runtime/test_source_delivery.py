@@ -59,6 +59,15 @@ async def test_records_are_sent_and_then_their_offsets_stored() -> None:
         assert run.listener.topics == {"t"}
 
 
+async def test_acknowledged_records_are_not_active() -> None:
+    """While `poll` waits, no record is active once Kafka has all of them."""
+    async with running() as run:
+        await started(run)
+        task().batches.put_nowait([source_record("a", 1), source_record("b", 2)])
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":2}')
+        assert run.worker.task_metrics()[0][2]["source_record_active_count"] == 0
+
+
 async def test_a_records_timestamp() -> None:
     """A record without a timestamp, or with Kafka's -1 for none, has the time of sending. A lower one fails it."""
     async with running() as run:
