@@ -352,6 +352,8 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 self.sink_state.closed(partitions)
                 self.raw.forget(partitions)
                 self.metrics.set("partition_count", len(self.sink_state.assigned))
+                self.metrics.active(len(self.sink_state.batch))
+                self.metrics.set("sink_record_lag_max", self.sink_state.lag_max())
 
     async def _commit_before_revocation(self, partitions: Partitions) -> None:
         """Commit before partitions are revoked. If the task cannot flush, their next owner reads the records again."""

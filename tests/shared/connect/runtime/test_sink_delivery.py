@@ -142,6 +142,23 @@ async def test_an_error_of_close_in_a_rebalance_fails_the_task() -> None:
         await run.until(lambda: {n for call in task().calls if call[0] == "open" for n in call[1]} == {0, 1})
 
 
+async def test_revoked_records_are_not_active() -> None:
+    """The records of a redelivery are not active any more once their partition is revoked."""
+
+    def fail_always(made: RecordingSinkTask, _records: object) -> None:
+        made.context.timeout(600_000)
+        raise RetriableError("later")
+
+    async with running() as run:
+        with prepared(lambda made: setattr(made, "on_put", fail_always)):
+            await produce(run, b"a")
+            await run.run(RecordingSink, topics="t")
+            metrics = lambda: run.worker.task_metrics()[0][2]  # noqa: E731
+            await run.until(lambda: metrics()["sink_record_active_count"] == 1 == metrics()["sink_record_lag_max"])
+            await run.worker._tasks[ConnectorTaskId("c", 0)].on_partitions_lost([TP])
+            assert metrics()["sink_record_active_count"] == metrics()["sink_record_lag_max"] == 0
+
+
 async def test_only_offsets_that_the_task_returns_are_committed() -> None:
     """Offsets that `pre_commit` withholds are not committed, nor offsets beyond the put records."""
     async with running() as run:
