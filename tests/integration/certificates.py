@@ -1,15 +1,26 @@
-"""A certificate authority for tests, and the certificates that it signs. All are generated when a test needs them."""
+"""A certificate authority for tests, the certificates that it signs, and a server with one of them.
+
+All are generated when a test needs them.
+"""
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from penstock.api.http.server import HttpServer
+from penstock.shared.common.http_tls import client_tls
+from penstock.shared.common.settings import HttpSettings
 
 
 class Authority:
@@ -54,3 +65,18 @@ class Authority:
             + self._sign(name, key).public_bytes(serialization.Encoding.PEM)
         )
         return file
+
+
+@asynccontextmanager
+async def serving_with_trust(app: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HttpServer]:
+    """Serve an app over TLS. SSL_CERT_FILE names the authority of its certificate, so that HTTP clients trust it."""
+    authority = Authority(folder, "authority")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.cafile))
+    client_tls.cache_clear()
+    server = HttpServer(app, HttpSettings(ssl_certfile=authority.issue("server")))
+    await server.start()
+    try:
+        yield server
+    finally:
+        client_tls.cache_clear()
+        await server.stop(1_000)

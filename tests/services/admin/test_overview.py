@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 from penstock.api.console.overview import KafkaSample, ServiceSample
 from penstock.api.http.app import create_health_app
 from penstock.api.http.health import CheckResult
-from penstock.api.http.server import HttpServer
 from penstock.api.streams.routes import streams_router
 from penstock.api.streams.task_views import StreamsState
 from penstock.services.admin.cached_overview import CachedOverview
@@ -28,10 +27,8 @@ from penstock.services.admin.overview_sources import (
 from penstock.shared.clients.admin import GroupListing, PartitionLag
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import BrokerNotAvailable, GroupNotFound
-from penstock.shared.common.http_tls import client_tls
-from penstock.shared.common.settings import HttpSettings
 from tests.api.admin.test_administration import MemoryAdmin
-from tests.integration.certificates import Authority
+from tests.integration.certificates import serving_with_trust
 
 
 class View:
@@ -68,18 +65,9 @@ async def test_a_service_with_a_certificate_of_an_own_authority(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service over TLS is read if the system trusts the authority of its certificate."""
-    authority = Authority(tmp_path, "authority")
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.cafile))
-    client_tls.cache_clear()
     app = create_health_app("a", {}, registry())
-    server = HttpServer(app, HttpSettings(ssl_certfile=authority.issue("server")))
-    await server.start()
-    try:
-        async with services_client(10_000, None) as client:
-            assert await HttpSource("a", server.url, client).check() == CheckResult(True, "")
-    finally:
-        client_tls.cache_clear()
-        await server.stop(1_000)
+    async with serving_with_trust(app, tmp_path, monkeypatch) as server, services_client(10_000, None) as client:
+        assert await HttpSource("a", server.url, client).check() == CheckResult(True, "")
 
 
 async def test_a_services_health_as_one_check() -> None:

@@ -13,11 +13,8 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from penstock.api.http.app import create_health_app
-from penstock.api.http.server import HttpServer
 from penstock.services.connect.connectors_command import _decode_response_body, main, table_of
-from penstock.shared.common.http_tls import client_tls
-from penstock.shared.common.settings import HttpSettings
-from tests.integration.certificates import Authority
+from tests.integration.certificates import serving_with_trust
 from tests.shared.connect.connectors.http_server import serving
 
 
@@ -64,18 +61,10 @@ async def test_a_worker_behind_a_proxy_with_an_own_authority(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A request over TLS succeeds if the system trusts the authority of the certificate."""
-    authority = Authority(tmp_path, "authority")
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.cafile))
-    client_tls.cache_clear()
     app = create_health_app("proxy", {}, CollectorRegistry())
-    server = HttpServer(app, HttpSettings(ssl_certfile=authority.issue("server")))
-    await server.start()
-    try:
+    async with serving_with_trust(app, tmp_path, monkeypatch) as server:
         assert await asyncio.to_thread(main, ["status", "c", "--url", server.url]) == 1
         assert "404: " in capsys.readouterr().err
-    finally:
-        client_tls.cache_clear()
-        await server.stop(1_000)
 
 
 @pytest.mark.parametrize("command", [["delete", "c"], ["list"]])

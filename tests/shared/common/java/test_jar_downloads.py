@@ -15,7 +15,6 @@ import msgspec
 import pytest
 from fastapi import FastAPI, Response
 
-from penstock.api.http.server import HttpServer
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import JarsUnavailable
 from penstock.shared.common.http_tls import client_tls
@@ -39,8 +38,7 @@ from penstock.shared.common.java.maven import (
     maven_central,
     mirror_of_central,
 )
-from penstock.shared.common.settings import HttpSettings
-from tests.integration.certificates import Authority
+from tests.integration.certificates import serving_with_trust
 
 A, B = b"a" * 300_000, b"b" * 1_000
 
@@ -284,22 +282,16 @@ async def test_a_repository_with_a_certificate_of_an_own_authority(
     """Jars are downloaded over TLS if the system trusts the authority of the repository's certificate."""
     monkeypatch.setattr(jars, "RETRY_BACKOFF", ExponentialBackoff(0, 0))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    authority = Authority(tmp_path, "authority")
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.cafile))
-    client_tls.cache_clear()
-    client_tls()
-    monkeypatch.delenv("SSL_CERT_FILE")  # now the context alone trusts the authority, as with the system's own files
     app = FastAPI()
     app.get("/{path:path}")(lambda path: Response({JAR_A.path: A, JAR_B.path: B}[path]))
-    server = HttpServer(app, HttpSettings(ssl_certfile=authority.issue("server")))
-    await server.start()
-    try:
+    async with serving_with_trust(app, tmp_path, monkeypatch) as server:
+        client_tls()
+        monkeypatch.delenv(
+            "SSL_CERT_FILE"
+        )  # now the context alone trusts the authority, as with the system's own files
         environ = {"XDG_CACHE_HOME": str(tmp_path), "PENSTOCK_MAVEN_REPOSITORY": server.url}
         await fetch_jars(WANTED, environ)
         assert missing_jars(WANTED, environ) == []
-    finally:
-        client_tls.cache_clear()
-        await server.stop(1_000)
 
 
 async def test_credentials_of_the_variable_are_sent(web: Web, environ: dict[str, str]) -> None:
