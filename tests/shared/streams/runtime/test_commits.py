@@ -131,16 +131,22 @@ def test_a_rejected_record_names_the_settings_that_do_not_fit() -> None:
         assert f"max_request_size={bytes_max}" in str(error)
 
 
+def owned_on_disk(state: StateDirectory, topology: Topology, changelog: object) -> tuple[OwnedTask, StreamTask]:
+    """A started task of partition 0 with stores on disk."""
+    owned = OwnedTask(changelog)  # type: ignore[arg-type]
+    owned.local = state.state_of(0)
+    task = StreamTask(topology, 0, application="app", local=owned.local)
+    owned.begin(task, StreamsSettings())
+    task.initialize(0)
+    return owned, task
+
+
 async def test_what_is_on_disk_goes_with_its_log(tmp_path: Path) -> None:
     """If a log has lost its end, the offsets on disk belong to other records, so the state on disk is deleted."""
     state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
-    builder, elsewhere, member = StreamsBuilder(), Elsewhere(), Member()
+    builder, member = StreamsBuilder(), Member()
     builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
-    owned = OwnedTask(elsewhere)  # type: ignore[arg-type]
-    owned.local = state.state_of(0)
-    task = StreamTask(builder.build(), 0, application="app", local=owned.local)
-    owned.begin(task, StreamsSettings())
-    task.initialize(0)
+    owned, task = owned_on_disk(state, builder.build(), Elsewhere())
     task.process(Columns.of([ConsumerRecord("in", 0, 0, 5, b"a", b"{}")]), 0)
     task.prepare_commit(0)
     task.commit_succeeded(CommitPosition("id", 7, 7))
@@ -170,13 +176,9 @@ async def test_a_task_whose_commit_is_not_on_disk_is_not_committed_again(tmp_pat
     """If a commit cannot be confirmed on disk, the last commit of a shutdown leaves the task out. Its checkpoint would
     cover rows that were never written."""
     state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
-    builder, changelog, member = StreamsBuilder(), OffsetLost(), Member()
+    builder, member = StreamsBuilder(), Member()
     builder.table("users")
-    owned = OwnedTask(changelog)  # type: ignore[arg-type]
-    owned.local = state.state_of(0)
-    task = StreamTask(builder.build(), 0, application="app", local=owned.local)
-    owned.begin(task, StreamsSettings())
-    task.initialize(0)
+    owned, task = owned_on_disk(state, builder.build(), OffsetLost())
     task.process(Columns.of([ConsumerRecord("users", 0, 0, 5, b"ann", b"{}")]), 0)
     commits = TaskCommits(StreamsSettings(), SYSTEM_CLOCK, CollectorRegistry())
     with pytest.raises(CommitOffsetUnknown):
