@@ -53,7 +53,8 @@ class TaskSettings(BaseModel):
     )
     key_bytes_max: Annotated[int, Field(gt=0)] | None = Field(
         default=None,
-        description="maximum of a windowed key's bytes as JSON, times two; unset: max_request_size - 16 KiB",
+        description="maximum bytes of a windowed key in a result, which has its JSON twice; "
+        "unset: max_request_size - 16 KiB",
     )
     start_from_group_offsets: bool = Field(
         default=False,
@@ -102,7 +103,8 @@ class StreamsSettings(Section, TaskSettings):
     )
     buffered_records_per_partition: Annotated[int, Field(gt=0)] = Field(
         default=BUFFERED_RECORDS_MAX,
-        description="a partition with more fetched records is paused; from 1000 on, a longer run is the limit",
+        description="a partition with more fetched records is paused; from 1000 on, the limit is at least the length "
+        "of a run",
     )
     input_buffer_max_bytes: Annotated[int, Field(gt=0)] = Field(
         default=INPUT_BUFFER_MAX_BYTES,

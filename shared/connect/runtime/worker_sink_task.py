@@ -243,7 +243,10 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         for topic in {tp.topic for tp in polled}:
             self._listener.on_topic_used(self.id, topic)
         self.sink_state.batch = batch
-        self.metrics.active(len(batch))
+        self._report_batch()
+
+    def _report_batch(self) -> None:
+        self.metrics.active(len(self.sink_state.batch))
         self.metrics.set("sink_record_lag_max", self.sink_state.lag_max())
 
     async def _put_batch(self) -> None:
@@ -352,8 +355,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 self.sink_state.closed(partitions)
                 self.raw.forget(partitions)
                 self.metrics.set("partition_count", len(self.sink_state.assigned))
-                self.metrics.active(len(self.sink_state.batch))
-                self.metrics.set("sink_record_lag_max", self.sink_state.lag_max())
+                self._report_batch()
 
     async def _commit_before_revocation(self, partitions: Partitions) -> None:
         """Commit before partitions are revoked. If the task cannot flush, their next owner reads the records again."""

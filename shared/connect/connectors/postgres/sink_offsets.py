@@ -12,9 +12,9 @@ write these records again.
 Records that are delivered again are skipped if they are already written. But a task starts at the offset in the table,
 and after a complete batch no earlier record is delivered again. So a record below the end of the last complete batch
 comes from a topic that was deleted and created again. It raises an error. A new topic that already reaches the stored
-offset is not detected,
-and its records before that offset are skipped. So reset the connector's offsets before you delete a topic. The broker
-deletes the group's offsets with the topic, and a later reset covers this topic only if the group has no other offsets.
+offset is not detected, and its records before that offset are skipped. So reset the connector's offsets before you
+delete a topic. The broker deletes the group's offsets with the topic, and a later reset covers this topic only if the
+group has no other offsets.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 `incrementing` finds new rows by a column that grows. It misses a row that is committed after a row with a higher value
 was read. `timestamp` finds new and changed rows. `timestamp+incrementing` finds both, and distinguishes rows with the
-same time. In these last two modes a row is read only when its time is
-`timestamp.delay.interval.ms` old, since a transaction that began earlier may still commit a row with an earlier time.
-Times without a zone are UTC.
+same time. In these last two modes a row is read only when its time is `timestamp.delay.interval.ms` old, since a
+transaction that began earlier may still commit a row with an earlier time. Times without a zone are UTC.
 
 `bulk` reads all rows each time. If the task does not read for `bulk.idle.ms`, no transaction stays open. `logical`
 reads every change from Postgres's log.
