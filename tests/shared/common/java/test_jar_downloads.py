@@ -286,9 +286,8 @@ async def test_a_repository_with_a_certificate_of_an_own_authority(
     app.get("/{path:path}")(lambda path: Response({JAR_A.path: A, JAR_B.path: B}[path]))
     async with serving_with_trust(app, tmp_path, monkeypatch) as server:
         client_tls()
-        monkeypatch.delenv(
-            "SSL_CERT_FILE"
-        )  # now the context alone trusts the authority, as with the system's own files
+        # Now the context alone trusts the authority, as with the system's own files.
+        monkeypatch.delenv("SSL_CERT_FILE")
         environ = {"XDG_CACHE_HOME": str(tmp_path), "PENSTOCK_MAVEN_REPOSITORY": server.url}
         await fetch_jars(WANTED, environ)
         assert missing_jars(WANTED, environ) == []
