@@ -161,7 +161,10 @@ class Credential(Section):
 
 
 class GuardedSettings(ServiceSettings):
-    """Settings of a service that must require credentials if other machines can reach it."""
+    """Settings of a service that needs credentials if other machines can reach it, unless `insecure_no_auth` is set.
+
+    Without the needed credentials the settings are invalid.
+    """
 
     auth_token: SecretStr | None = Field(
         default=None, description="bearer token with all scopes (Authorization: Bearer)"

@@ -139,7 +139,7 @@ class TopicsResponse(TypedDict):
 
 
 class PartitionRow(TypedDict):
-    """A partition with its first offset and the one after its last record. Both are null if it has no leader."""
+    """A partition with its first offset and its high watermark. Both are null if it has no leader."""
 
     partition: of.Partition
     leader: of.Broker | None

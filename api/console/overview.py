@@ -390,7 +390,8 @@ class OverviewBuilder:
 def _state_by_application(services: Sequence[ServiceSample]) -> dict[str, Mapping[str, Any]]:
     """Return one state for each application, by its id.
 
-    Every instance reports the state of the whole application. The report with the fewest missing partitions is used.
+    Each instance reports what it knows of the whole application, and lists the partitions that it could not read as
+    missing. The first report with the fewest of them is used.
     """
     states: dict[str, Mapping[str, Any]] = {}
     for sample in services:

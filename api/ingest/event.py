@@ -291,7 +291,10 @@ def _likely_event_time_unit(value: int, earliest_ms: int, latest_ms: int) -> Tim
 
 
 def _event_time_of_iso_text(source: str, text: str) -> int:
-    """Return the event time in ms of an ISO 8601 text with a UTC offset. Raises EventRejected for any other text."""
+    """Return the event time in ms of an ISO 8601 text with a UTC offset, as `datetime.fromisoformat` reads it.
+
+    Raises EventRejected for any other text.
+    """
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -214,9 +214,10 @@ class WorkerSupervisor:
         await self.server.start()
 
     async def main_loop(self) -> None:
-        """Keep all workers running.
+        """Start all workers, and restart each one that ends.
 
-        Raises an ExceptionGroup with a ConfigError once a worker ends because of an invalid setting.
+        Raises an ExceptionGroup with a ConfigError once a worker ends because of an invalid setting, or if a process
+        cannot be started.
         """
         async with asyncio.TaskGroup() as tasks:
             for worker in self.workers:

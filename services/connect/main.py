@@ -29,7 +29,7 @@ Run a Connect worker with Kafka Connect's settings and REST API. --NAME=VALUE ov
 def main(arguments: Sequence[str]) -> int:
     """Run `penstock connect` until SIGTERM, SIGINT or an error.
 
-    Returns the exit status: 0 after a requested shutdown or for help, otherwise one of `EXIT_STATUSES`.
+    Returns the exit status: 0 after a requested shutdown that succeeded and for help, otherwise one of `EXIT_STATUSES`.
     """
     is_help = not arguments or arguments[0] == "help" or not {"--help", "-h"}.isdisjoint(arguments)
     if is_help or arguments[0] not in ("standalone", "distributed"):

@@ -320,7 +320,7 @@ class Executor:
     async def _write_dead_letters(self, records: list[ProducerRecord]) -> Sequence[Exception | None]:
         """Write dead letters. Returns for each the error of its write, or None.
 
-        A dead letter that is too large for the topic is shortened and marked.
+        A dead letter that is too large for the topic is shortened, marked and written again, if it can be shortened.
         """
         assert self._write is not None
         errors = list(await self._write(records))

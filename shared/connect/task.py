@@ -62,9 +62,10 @@ class TransactionContext(Protocol):
     """
 
     def commit_transaction(self, record: SourceRecord | None = None) -> None:
-        """Commit the transaction after `record`, or without a record after the next return of `poll`.
+        """Commit the transaction once `record`, its last record, is sent or dropped.
 
-        `record` must be an object that `poll` returns.
+        Without a record, commit it after the next return of `poll`. `record` must be an object that `poll` returns, and
+        not a copy.
         """
         ...
 

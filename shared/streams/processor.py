@@ -52,7 +52,10 @@ class ProcessorContext(Protocol[KForward, VForward]):
 
     @property
     def state_bytes_max(self) -> int:
-        """The maximum bytes of a key and its states in the changelog; a record that would exceed it is rejected."""
+        """The maximum bytes of the key and states of one window or row in the changelog.
+
+        A record that would make them larger is rejected.
+        """
         ...
 
     @property

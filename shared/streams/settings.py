@@ -95,7 +95,7 @@ class StreamsSettings(Section, TaskSettings):
     commit_interval_ms: PositiveMs = 100
     poll_ms: PositiveMs = Field(default=100, description="how long one turn waits for records")
     max_poll_records: Annotated[int, Field(gt=0)] = Field(
-        default=50_000, description="maximum number of records that one turn processes"
+        default=50_000, description="maximum number of records that one poll returns; a turn polls once"
     )
     max_task_idle_ms: Annotated[int, Field(ge=-1)] = Field(
         default=0,

@@ -58,7 +58,7 @@ APPLICATION = "test-driver"
 
 
 class _Raise(ErrorHandlers):
-    """Every error ends the task, also a DataError, which becomes a dead letter in an application even under `fail`."""
+    """Every error ends the task, also a DataError of a node, which an application's `fail` makes a dead letter."""
 
     def of(self, stage: str, error: Exception) -> tuple[ExceptionHandler, str]:
         return "fail", "errors is raise; errors=ErrorHandlers() handles it as an application does"
@@ -175,7 +175,10 @@ class TopologyTestDriver:
             self.commit()
 
     def commit(self) -> None:
-        """Commit, if there is anything to commit."""
+        """Commit, if there is anything to commit, and process the records for repartition topics.
+
+        With `commit_each` off, the results of these records can be read only after a further `commit`.
+        """
         if not self.task.needs_commit:
             return
         commit = self.task.prepare_commit(self.clock.now_ms())

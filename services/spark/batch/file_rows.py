@@ -392,8 +392,8 @@ def _rows_as_json(
 
     Spark reads a missing field of a JSON file as null. Without `keep_nulls`, nulls are left out of the JSON.
 
-    `columns` has the types that `rows` were read with, and `found` those that Spark infers, if they differ. The JSON
-    has the types of `found`, or of `columns` without `found`.
+    `rows` were read with the types of `columns`. The JSON has the types of `found`, if it is given, otherwise those of
+    `columns`.
     """
     fields = [
         F.col(quoted(a.name)) if a.dataType == b.dataType else F.col(quoted(a.name)).try_cast(b.dataType).alias(a.name)

@@ -6,7 +6,7 @@ topic, partition, group or node.
 
 A group's offsets can be changed only while the group has no members. A member would overwrite the change by a commit,
 or would continue from its own position. So each change first describes the group, and raises GroupNotEmpty with its
-members if it has any. The broker rejects the change if a member joins in between.
+members if it has any. If a member joins in between, the broker rejects a change that affects it.
 """
 
 from __future__ import annotations

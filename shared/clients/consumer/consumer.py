@@ -736,7 +736,7 @@ class Consumer(Generic[K, V]):
         return given
 
     def _raise_undecodable(self) -> None:
-        """Raise the error of a record that is still the next of its partition."""
+        """Raise the error of a record that could not be decoded, if this is still the next record of its partition."""
         while self._undecodable:
             tp, wrong = self._undecodable.popitem()
             # After a seek or a rebalance the record is no longer the next one, and its error is outdated.

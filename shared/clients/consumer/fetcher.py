@@ -386,11 +386,11 @@ class Fetcher:
     def _handle_diverging_epoch(
         self, tp: TopicPartition, state: FetcherPartition, end_offset: int, high_watermark: int
     ) -> None:
-        """Handle a log that was truncated to `end_offset`, below the fetch offset (KIP-320, KIP-595).
+        """Handle a log that differs from the fetched records from `end_offset` on (KIP-320, KIP-595).
 
         If no handed-out record is gone, drops only the buffer. Otherwise `take` raises LogTruncation if the reset
-        policy is `none`. Under another policy, the partition's position decides. If it is at most `high_watermark`,
-        fetching continues at `end_offset`. If it is above, the policy finds the new position.
+        policy is `none`. Under another policy, fetching continues at `end_offset`. But if `high_watermark` is below
+        the position, the policy finds a new position.
         """
         position = state.position
         assert position is not None

@@ -2,8 +2,9 @@
 
 UNJOINED --partitions to revoke--> PREPARING --revoked--> UNJOINED
 UNJOINED --nothing to revoke--> JOINING --generation--> SYNCING --assignment--> COMPLETING
-COMPLETING --listener called--> STABLE --rebalance, other topics--> UNJOINED
+COMPLETING --listener called--> STABLE --rebalance due--> UNJOINED
 JOINING, SYNCING --retriable error--> UNJOINED
+PREPARING, COMPLETING --removed from the group--> UNJOINED
 any --other error--> FAILED --error raised to the user--> UNJOINED
 UNJOINED, PREPARING, COMPLETING, STABLE --no poll for max_poll_interval_ms--> LEFT --poll--> UNJOINED
 

@@ -201,7 +201,8 @@ class ProducerPartitioner:
     ) -> int | None:
         """Return the partition that the record names or the custom partitioner chooses, None if neither does.
 
-        Raises DataError if the custom partitioner returns an invalid partition number.
+        Raises DataError if the custom partitioner returns neither None nor an integer from 0 to 2^31 - 1. The partition
+        need not exist.
         """
         if record.partition is not None or self._partitioner is None:
             return record.partition

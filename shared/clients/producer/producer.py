@@ -827,7 +827,10 @@ class Producer:
     async def _append_to_new_batch(
         self, queue: PartitionQueue, fields: BatchRecord, size: int, deadline_ms: float, number: int
     ) -> ProducerBatch:
-        """Append the record to a new batch, or to one that another send opened in the meantime; returns the batch."""
+        """Acquire memory for a new batch, open the batch, and append the record to it. Returns the batch.
+
+        If the queue then has an open batch with room, releases the memory and appends the record to that batch.
+        """
         memory = max(self._accumulator.batch_size, size)
         await self._acquire_batch_memory(queue, memory, deadline_ms, number)
         batch = queue.open

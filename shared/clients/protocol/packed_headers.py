@@ -90,8 +90,8 @@ class PackedHeaders(Sequence[Headers]):
     def followed_by(self, more: Sequence[tuple[str, bytes | PackedBytes]]) -> PackedHeaders:
         """Return each record's headers followed by `more`.
 
-        A value in `more` is bytes for all records, or PackedBytes with one string for each record. At least one
-        value is PackedBytes.
+        A value in `more` is the same bytes for all records, or PackedBytes with bytes or a null for each record. At
+        least one value is PackedBytes.
         """
         # What is the same for all records becomes a piece: a kernel then copies pieces and texts in turn.
         pieces = [bytearray()]

@@ -78,8 +78,10 @@ class StatusReporter:
             self._statuses.put(TopicStatus(topic, id.connector, id.task, self._clock.now_ms()))
 
     def announce_restart(self, tasks: Iterable[ConnectorTaskId], connector: str | None) -> None:
-        """Announce the restart of a connector or of tasks on any worker. Their statuses become RESTARTING and keep
-        their worker."""
+        """Announce the restart of tasks and, unless `connector` is None, of the connector, wherever they run.
+
+        Their statuses, if they have one, become RESTARTING and keep their worker.
+        """
         cache = self._statuses.cache
         found = [cache.task(task) for task in tasks] + [None if connector is None else cache.connector(connector)]
         for status in found:

@@ -53,7 +53,10 @@ TOPIC_CONFIGS = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """An instance's registration: running partitions with their owner epochs, and the number of all partitions."""
+    """An instance's registration: the partitions that it runs, with their owner epochs, and those that it restores.
+
+    `partitions` is the number of all partitions of the application.
+    """
 
     instance: str
     running: dict[int, int] = {}

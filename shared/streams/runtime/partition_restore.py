@@ -143,7 +143,10 @@ class PartitionRestore:
         return None
 
     async def read_until(self, end: int, consumer: Consumer) -> None:
-        """Read all records up to `end`. Raises KafkaTimeout if the position does not advance for too long."""
+        """Read and apply the records before the offset `end`.
+
+        Raises KafkaTimeout if the position does not advance for RESTORE_IDLE_MS_MAX.
+        """
         position = await consumer.position(self.at)
         moved = self._clock.monotonic_ms()
         self.progress.moved(position, end, moved)

@@ -219,9 +219,10 @@ def start_position_of(
 async def has_record_from(
     consumer: Consumer, at: TopicPartition, position: int, timeout_ms: int = UNREAD_TIMEOUT_MS
 ) -> bool:
-    """Return whether there is a record at or after the position; transaction markers and watermarks are ignored.
+    """Return whether the partition has a record at the offset `position` or after it.
 
-    Raises KafkaTimeout if the position does not advance for `timeout_ms`.
+    Transaction markers and watermarks do not count. Assigns the partition to the consumer. Raises KafkaTimeout if the
+    consumer's position does not advance for `timeout_ms`.
     """
     consumer.assign([at])
     first = await consumer.beginning_offsets([at])

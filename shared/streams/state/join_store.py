@@ -44,7 +44,7 @@ class JoinRow:
 
 
 class JoinStore:
-    """Rows in dicts and lists; every change sets `touched`, which its owner reads and resets."""
+    """Rows in dicts and lists. A put or a removal of a row sets `touched`, which the store's owner reads and resets."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -237,12 +237,12 @@ def output_dead_letter(
     application: str,
     record_bytes_max: int,
 ) -> ProducerRecord:
-    """Return the dead letter of an output that a node rejected.
+    """Return the dead letter of an output that was dropped because of an error of a node.
 
     Its key is the output's, or the window's record key if the output came from a window. Its value is the output's.
     Both are encoded by `encode_without_error`. Headers name the node, the store and the window, and the source record
-    (`penstock.origin.*`) if there is one. Parts that make the dead letter larger than `record_bytes_max` are left out
-    (`record_that_fits`).
+    (`penstock.origin.*`) if there is one. A dead letter larger than `record_bytes_max` loses its value first, then its
+    key and the output's own headers (`record_that_fits`).
     """
     record = emitted.record
     window = emitted.window

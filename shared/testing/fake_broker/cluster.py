@@ -146,7 +146,9 @@ class FakeCluster:
         return None if leader == NO_LEADER else leader
 
     def move_leader(self, tp: TopicPartition, node: int) -> None:
-        """Make a node lead a partition, under the next leader epoch. A stopped node leaves it without a leader.
+        """Make a node lead a partition, under the next leader epoch.
+
+        If the node is stopped, the partition has no leader then.
 
         Raises KeyError if the partition or the node does not exist.
         """

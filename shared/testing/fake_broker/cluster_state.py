@@ -117,7 +117,10 @@ class ClusterState:
         self.groups.forget_topic(name)
 
     def move_leader(self, tp: TopicPartition, node: int) -> None:
-        """Make a node lead a partition, as a new replica if necessary; a stopped node leaves it without a leader."""
+        """Make a node lead a partition, as a new replica if necessary.
+
+        If the node is stopped, the partition has no leader then.
+        """
         partition = self.partition(tp)
         if partition is None:
             raise KeyError(f"{tp}: no such partition")

@@ -7,9 +7,9 @@
     PreparingRebalance --no member left--> Empty
 
 A join is answered when every member has joined, or when the slowest member's rebalance timeout has passed; members
-that have not joined by then are removed. A sync is answered when the leader has sent the assignment. Members that have
-not sent a sync within that time are removed. A member that sends nothing for its session timeout is removed, unless it
-waits for the response to its join.
+that have not joined by then are removed. A sync is answered when the leader has sent the assignment. If the leader
+has not sent it within the slowest member's rebalance timeout, the members that have not sent a sync are removed. A
+member that sends nothing for its session timeout is removed, unless it waits for the response to its join.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ MEMBER_ID_REQUIRED_SINCE = 4
 
 
 SKIP_REPORTED_SINCE = 9
-"""From this version on, a leader learns that the assignment stays in force (KIP-814), and not that another leads."""
+"""From this version on, a static leader that returns gets `skip_assignment` (KIP-814). Before, the response names its
+old member id as the leader, so that it assigns nothing."""
 PROTOCOL_NAMED_SINCE = 5
 """From this version on, a member's sync names the group's protocol that the member knows (KIP-559)."""
 
@@ -91,8 +92,8 @@ class BrokerGroup:
         2. A member with an id must be known. The id of a static member must be the one that its instance has now
            (KIP-345).
         3. A new dynamic member is told its id and joins again with it (KIP-394).
-        4. A new instance of a static member replaces the old one. If that changes nothing in a stable group, the
-           current generation continues (KIP-345).
+        4. A new instance of a static member replaces the old one. If a stable group keeps its protocol, the current
+           generation continues, even if the member's metadata has changed (KIP-345).
         """
         protocols = [(one.name, one.metadata) for one in body.protocols]
         # 1.
@@ -261,7 +262,7 @@ class BrokerGroup:
     def _resume_static_member(
         self, version: int, member: BrokerGroupMember, old_id: str, body: Message, now_ms: int
     ) -> Message:
-        """A static member that returns without changes stays in the present generation."""
+        """The response to a static member that returns while the group keeps its protocol and generation."""
         member.seen_ms = now_ms
         member.session_timeout_ms = body.session_timeout_ms
         self._watch_session_timeout(member, now_ms)

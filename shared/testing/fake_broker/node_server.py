@@ -217,7 +217,7 @@ class NodeServer:
         )
 
     def sasl_error(self, auth_bytes: bytes) -> ErrorCode:
-        """NONE if PLAIN's bytes contain a user's name and the right password."""
+        """Return NONE if the bytes of a PLAIN login have a user's password, else SASL_AUTHENTICATION_FAILED."""
         parts = auth_bytes.decode(errors="replace").split("\0")
         if len(parts) == 3 and (self._users or {}).get(parts[1]) == parts[2]:
             return ErrorCode.NONE

@@ -152,9 +152,9 @@ class PartitionLog:
         return Fetched(ErrorCode.NONE, b"".join(taken), aborted)
 
     def end_of_epoch(self, epoch: int, current: int) -> EpochEnd | None:
-        """The largest epoch up to this one that leads or has a batch here, else this one; with its end.
+        """The largest epoch up to `epoch` that has a batch here or is `current`, and the offset at which it ends.
 
-        None for an epoch that has not begun.
+        If there is none, the epoch is `epoch` itself. None if `epoch` is above `current`, the present leader epoch.
         """
         if epoch > current:
             return None

@@ -50,7 +50,8 @@ class BulkRead:
     async def rows(self) -> Sequence[Any]:
         """Return the next rows. At the end they are fewer than requested.
 
-        If the transaction was committed after `idle_ms`, and this commit failed, raises its error.
+        If no rows are requested for `idle_ms`, the transaction is committed. If this commit fails, the next call raises
+        its error.
         """
         await self._keep_transaction_open()
         found: Sequence[Any] = await self._fetch.fetch()

@@ -132,7 +132,7 @@ Message = Begin | PgCommit | Relation | Insert | Update | Delete | Truncate | Ot
 
 
 def decode_pgoutput(data: bytes) -> Message:
-    """Decode one message of Postgres's `pgoutput`. Raises DataError if it is invalid."""
+    """Decode one message of Postgres's `pgoutput`. Raises DataError if it cannot be decoded."""
     cursor = _Cursor(data)
     try:
         return _decode_message(cursor)

@@ -87,7 +87,7 @@ def sink_settings() -> ConfigDef:
 
 
 class StagedColumns(NamedTuple):
-    """The columns of a temporary table, and the table to which its rows are applied."""
+    """The columns of a temporary table, and the table in which its rows are upserted, updated or deleted."""
 
     table: str
     names: tuple[str, ...]
