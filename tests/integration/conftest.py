@@ -1,7 +1,7 @@
-"""A broker for one test, and the environments of the integration tests.
+"""Brokers to stop, and the environments of the integration tests.
 
-Most tests share the broker `kafka` of tests/conftest.py. `own_kafka` is a broker for one test, on that test's event
-loop, which the test may pause, kill and restart.
+Most tests share the broker `kafka` of tests/conftest.py. The tests of a module share `stoppable_kafka`, which they may
+pause, kill and restart, but must leave running. `own_kafka` is a broker for one test, which may also stop or damage it.
 """
 
 from __future__ import annotations
@@ -54,9 +54,18 @@ def formatted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+async def stoppable_kafka(tmp_path_factory: pytest.TempPathFactory, formatted: Path) -> AsyncIterator[EmbeddedKafka]:
+    """A broker for the tests of a module, which may pause, kill and restart it, but leave it running."""
+    folder = tmp_path_factory.mktemp("stoppable") / "kafka"
+    shutil.copytree(formatted, folder)
+    async with EmbeddedKafka(folder, SETTINGS) as broker:
+        yield broker
+
+
 @pytest.fixture
 async def own_kafka(tmp_path: Path, formatted: Path) -> AsyncIterator[EmbeddedKafka]:
-    """A broker for one test, which may pause, kill and restart it. It costs about two seconds."""
+    """A broker for one test, which may do anything with it. It costs about two seconds."""
     shutil.copytree(formatted, tmp_path / "kafka")
     async with EmbeddedKafka(tmp_path / "kafka", SETTINGS) as broker:
         yield broker

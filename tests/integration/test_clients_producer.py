@@ -220,17 +220,17 @@ async def test_unreachable_broker_ends_within_the_deadline() -> None:
     assert time.monotonic() - started < 5
 
 
-async def test_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_delivery_timeout(stoppable_kafka: EmbeddedKafka, topic_name: str) -> None:
     """If the broker is paused for longer than delivery_timeout_ms, the delivery and its callback get DeliveryTimeout.
 
     After that, sending works again.
     """
-    await create(own_kafka, topic_name)
-    kafka = settings_of(own_kafka, request_timeout_ms=1_000)
+    await create(stoppable_kafka, topic_name)
+    kafka = settings_of(stoppable_kafka, request_timeout_ms=1_000)
     outcomes: list[Exception | None] = []
     async with Producer(kafka, ProducerSettings(delivery_timeout_ms=1_500, linger_ms=0)) as producer:
         await (await producer.send(topic_name, b"before"))
-        await freeze(own_kafka)
+        await freeze(stoppable_kafka)
         started = time.monotonic()
         delivery = await producer.send(topic_name, b"lost", on_delivery=lambda _, error: outcomes.append(error))
         with pytest.raises(DeliveryTimeout, match="may still be written") as failed:
@@ -239,7 +239,7 @@ async def test_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str) -> No
         assert 1.4 < time.monotonic() - started < 4
         assert len(outcomes) == 1
         assert isinstance(outcomes[0], DeliveryTimeout)
-        own_kafka.resume()
+        stoppable_kafka.resume()
         async with asyncio.timeout(30):
             while True:
                 try:
@@ -247,54 +247,54 @@ async def test_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str) -> No
                 except DeliveryTimeout:
                     continue
                 break
-    values = [r.value for r in await read_all(own_kafka, topic_name)]
+    values = [r.value for r in await read_all(stoppable_kafka, topic_name)]
     assert values[0] == b"before"
     assert values[-1] == b"after"
     assert values.count(b"lost") <= 1
 
 
-async def test_a_short_pause_loses_and_repeats_no_record(own_kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_short_pause_loses_and_repeats_no_record(stoppable_kafka: EmbeddedKafka, topic_name: str) -> None:
     """A pause shorter than the delivery timeout makes requests time out and retry: every record is written once, in
     order.
     """
-    await create(own_kafka, topic_name, 2)
-    kafka = settings_of(own_kafka, request_timeout_ms=700)
+    await create(stoppable_kafka, topic_name, 2)
+    kafka = settings_of(stoppable_kafka, request_timeout_ms=700)
     async with Producer(kafka, ProducerSettings(delivery_timeout_ms=60_000, batch_size=1_000)) as producer:
         sent = []
         for i in range(6_000):
             sent.append(await producer.send(topic_name, b"%d" % i, key=b"%d" % (i % 7)))
             if i == 3_000:
-                await freeze(own_kafka)
-                asyncio.get_running_loop().call_later(2, own_kafka.resume)
+                await freeze(stoppable_kafka)
+                asyncio.get_running_loop().call_later(2, stoppable_kafka.resume)
             if i % 100 == 0:
                 await asyncio.sleep(0.01)
         async with asyncio.timeout(60):
             for delivery in sent:
                 await delivery
         assert producer.metrics()["batch_retry_total"] > 0
-    records = await read_all(own_kafka, topic_name)
+    records = await read_all(stoppable_kafka, topic_name)
     assert sorted(int(r.value or b"") for r in records) == list(range(6_000))
     for partition in (0, 1):
         numbers = [int(r.value or b"") for r in records if r.partition == partition]
         assert numbers == sorted(numbers)
 
 
-async def test_buffer_memory(own_kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_buffer_memory(stoppable_kafka: EmbeddedKafka, topic_name: str) -> None:
     """If the buffer is full, send raises BufferExhausted after max_block_ms; in `send_many` all later records get it
     too.
     """
-    await create(own_kafka, topic_name)
+    await create(stoppable_kafka, topic_name)
     settings = ProducerSettings(buffer_memory=10_000, batch_size=1_000, max_block_ms=400)
-    async with Producer(settings_of(own_kafka), settings) as producer:
+    async with Producer(settings_of(stoppable_kafka), settings) as producer:
         await (await producer.send(topic_name, b"first"))
-        await freeze(own_kafka)
+        await freeze(stoppable_kafka)
         started = time.monotonic()
         deliveries = await producer.send_many([ProducerRecord(topic_name, b"x" * 500) for _ in range(50)])
         assert time.monotonic() - started < 3
         with pytest.raises(BufferExhausted, match="buffer_memory=10000"):
             await producer.send(topic_name, b"x" * 500)
         assert producer.metrics()["buffer_available_bytes"] < 600
-        own_kafka.resume()
+        stoppable_kafka.resume()
         results = await deliveries
         assert producer.metrics()["buffer_available_bytes"] == 10_000
     stored = sum(isinstance(r, RecordMetadata) for r in results)
@@ -302,20 +302,20 @@ async def test_buffer_memory(own_kafka: EmbeddedKafka, topic_name: str) -> None:
     assert all(isinstance(r, BufferExhausted) for r in results[stored:])
 
 
-async def test_close_with_a_timeout(own_kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_close_with_a_timeout(stoppable_kafka: EmbeddedKafka, topic_name: str) -> None:
     """close(timeout_ms) abandons records that are not acknowledged by then, and their deliveries raise IllegalState."""
-    await create(own_kafka, topic_name)
-    producer = Producer(settings_of(own_kafka))
+    await create(stoppable_kafka, topic_name)
+    producer = Producer(settings_of(stoppable_kafka))
     await producer.start()
     await (await producer.send(topic_name, b"first"))
-    await freeze(own_kafka)
+    await freeze(stoppable_kafka)
     delivery = await producer.send(topic_name, b"late")
     started = time.monotonic()
     await producer.close(timeout_ms=300)
     assert time.monotonic() - started < 3
     with pytest.raises(IllegalState, match="closed before"):
         await delivery
-    own_kafka.resume()
+    stoppable_kafka.resume()
 
 
 def test_delivery_timeout_must_cover_the_request_timeout() -> None:
@@ -361,26 +361,26 @@ async def test_transactions_by_isolation_level(kafka: Broker, topic_name: str) -
     assert len(everything) == 22
 
 
-async def test_a_transaction_is_repeated_after_a_lost_batch(own_kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_transaction_is_repeated_after_a_lost_batch(stoppable_kafka: EmbeddedKafka, topic_name: str) -> None:
     """A batch with an unknown outcome makes its transaction fail; aborted and repeated, its records are read once."""
-    await create(own_kafka, topic_name)
+    await create(stoppable_kafka, topic_name)
     settings = ProducerSettings(transactional_id=topic_name, delivery_timeout_ms=1_500, linger_ms=0)
-    async with Producer(settings_of(own_kafka, request_timeout_ms=1_000), settings) as producer:
+    async with Producer(settings_of(stoppable_kafka, request_timeout_ms=1_000), settings) as producer:
         await producer.init_transactions()
         async with producer.transaction():
             await producer.send(topic_name, b"before")
         await producer.begin_transaction()
         await (await producer.send(topic_name, b"in doubt"))
-        await freeze(own_kafka)
+        await freeze(stoppable_kafka)
         with pytest.raises(DeliveryTimeout):
             await (await producer.send(topic_name, b"lost"))
         with pytest.raises(TransactionAborted, match="not acknowledged"):
             await producer.commit_transaction()
-        own_kafka.resume()
+        stoppable_kafka.resume()
         await producer.abort_transaction()
         async with producer.transaction():
             await producer.send_many([ProducerRecord(topic_name, value) for value in (b"in doubt", b"again")])
-    records = await read_all(own_kafka, topic_name, "read_committed")
+    records = await read_all(stoppable_kafka, topic_name, "read_committed")
     assert [r.value for r in records] == [b"before", b"in doubt", b"again"]
 
 

@@ -126,18 +126,18 @@ async def test_a_record_over_the_topics_limit_is_reported(kafka: Broker, topic_n
     assert (response.status_code, response.json()["errors"][0]["error_code"]) == (413, "MESSAGE_TOO_LARGE")
 
 
-async def test_requests_without_kafka_fail_within_a_limit(own_kafka: EmbeddedKafka) -> None:
+async def test_requests_without_kafka_fail_within_a_limit(stoppable_kafka: EmbeddedKafka) -> None:
     """Without Kafka, requests fail with 503 or 504 within a time limit, and at once when the outage is known. 503 means
     that the records are not stored. Afterwards requests succeed again.
     """
-    await create(own_kafka.bootstrap_servers, event_time_topic("t", 1))
-    async with serving(own_kafka.bootstrap_servers) as (_, client):
+    await create(stoppable_kafka.bootstrap_servers, event_time_topic("killed", 1))
+    async with serving(stoppable_kafka.bootstrap_servers) as (_, client):
 
         async def post(value: bytes) -> httpx.Response:
-            return await client.post("/v1/topics/t/events", content=value, headers=NDJSON)
+            return await client.post("/v1/topics/killed/events", content=value, headers=NDJSON)
 
         assert (await post(b"1")).status_code == 200
-        await own_kafka.kill()
+        await stoppable_kafka.kill()
         async with asyncio.timeout(20):
             first = await post(b"2")
         assert first.status_code in (503, 504)
@@ -146,25 +146,25 @@ async def test_requests_without_kafka_fail_within_a_limit(own_kafka: EmbeddedKaf
         await healthy(client, 503)
         async with asyncio.timeout(1):
             assert (await post(b"3")).status_code == 503
-        await own_kafka.restart()
+        await stoppable_kafka.restart()
         await healthy(client, 200)
         assert (await post(b"4")).status_code == 200
-    values = [r.value for r in await read_all(own_kafka.bootstrap_servers, "t", 1)]
+    values = [r.value for r in await read_all(stoppable_kafka.bootstrap_servers, "killed", 1)]
     assert [v for v in values if v != b"2"] == [b"1", b"4"]
     assert first.status_code == 504 or b"2" not in values
     assert first.json()["unknown"] == (first.status_code == 504)
 
 
-async def test_a_batch_in_flight_when_kafka_hangs_has_unknown_outcomes(own_kafka: EmbeddedKafka) -> None:
+async def test_a_batch_in_flight_when_kafka_hangs_has_unknown_outcomes(stoppable_kafka: EmbeddedKafka) -> None:
     """If Kafka hangs while a batch is in flight, the response is 504 with all outcomes unknown, and the records are
     stored later. Further requests fail at once with 503 and store nothing.
     """
-    await create(own_kafka.bootstrap_servers, event_time_topic("t", 1))
+    await create(stoppable_kafka.bootstrap_servers, event_time_topic("paused", 1))
     body = b"".join(b'{"id":%d}\n' % i for i in range(200))
-    async with serving(own_kafka.bootstrap_servers) as (_, client):
-        url = "/v1/topics/t/events"
+    async with serving(stoppable_kafka.bootstrap_servers) as (_, client):
+        url = "/v1/topics/paused/events"
         assert (await client.post(url, content=b"1\n", headers=NDJSON)).status_code == 200
-        own_kafka.pause()
+        stoppable_kafka.pause()
         try:
             async with asyncio.timeout(20):
                 response = await client.post(url, content=body, headers=NDJSON)
@@ -172,7 +172,7 @@ async def test_a_batch_in_flight_when_kafka_hangs_has_unknown_outcomes(own_kafka
             async with asyncio.timeout(1):
                 assert (await client.post(url, content=b"3\n", headers=NDJSON)).status_code == 503
         finally:
-            own_kafka.resume()
+            stoppable_kafka.resume()
         await healthy(client, 200)
         assert (await client.post(url, content=b"2\n", headers=NDJSON)).status_code == 200
     response_body = response.json()
@@ -180,7 +180,7 @@ async def test_a_batch_in_flight_when_kafka_hangs_has_unknown_outcomes(own_kafka
     assert int(response.headers["retry-after"]) > 0
     assert (response_body["stored"], response_body["not_stored"], response_body["unknown"]) == (0, 0, 200)
     assert {e["outcome"] for e in response_body["errors"]} == {"unknown"}
-    values = [r.value for r in await read_all(own_kafka.bootstrap_servers, "t", 1)]
+    values = [r.value for r in await read_all(stoppable_kafka.bootstrap_servers, "paused", 1)]
     assert values == [b"1", *body.splitlines(), b"2"]
 
 

@@ -130,22 +130,30 @@ async def freeze(kafka: EmbeddedKafka, for_ms: int) -> None:
 
 
 @pytest.mark.parametrize("count", [FEW, pytest.param(RECORDS, marks=pytest.mark.soak)])
-async def test_a_pause_shorter_than_the_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str, count: int) -> None:
+async def test_a_pause_shorter_than_the_delivery_timeout(
+    stoppable_kafka: EmbeddedKafka, topic_name: str, count: int
+) -> None:
     """Requests time out and are retried while the broker still holds the first attempts: every record is written
     once.
     """
     settings = ProducerSettings(delivery_timeout_ms=20_000)
-    counts, retries = await run(own_kafka, topic_name, settings, 700, 4_000, lambda: freeze(own_kafka, 2_000), count)
+    counts, retries = await run(
+        stoppable_kafka, topic_name, settings, 700, 4_000, lambda: freeze(stoppable_kafka, 2_000), count
+    )
     assert counts["acknowledged"] == count
     assert retries > 0
 
 
 @pytest.mark.parametrize("count", [FEW, pytest.param(RECORDS, marks=pytest.mark.soak)])
-async def test_a_pause_longer_than_the_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str, count: int) -> None:
+async def test_a_pause_longer_than_the_delivery_timeout(
+    stoppable_kafka: EmbeddedKafka, topic_name: str, count: int
+) -> None:
     """Records end in DeliveryTimeout, most as not written and a few in doubt; all others are written once, in order."""
     settings = ProducerSettings(delivery_timeout_ms=1_500)
     load_ms, freeze_ms = (8_000, 3_500) if count == RECORDS else (4_000, 2_500)
-    counts, _ = await run(own_kafka, topic_name, settings, 700, load_ms, lambda: freeze(own_kafka, freeze_ms), count)
+    counts, _ = await run(
+        stoppable_kafka, topic_name, settings, 700, load_ms, lambda: freeze(stoppable_kafka, freeze_ms), count
+    )
     assert counts["not written"] > count // 200
     assert 0 < counts["in doubt"] < counts["not written"]
     assert counts["acknowledged"] > count // 4
@@ -159,14 +167,14 @@ async def test_a_pause_longer_than_the_delivery_timeout(own_kafka: EmbeddedKafka
         pytest.param(True, RECORDS, id="SIGKILL", marks=pytest.mark.soak),
     ],
 )
-async def test_a_restart_under_load(own_kafka: EmbeddedKafka, topic_name: str, crash: bool, count: int) -> None:
+async def test_a_restart_under_load(stoppable_kafka: EmbeddedKafka, topic_name: str, crash: bool, count: int) -> None:
     """The broker stops or is killed and restarts while records are sent: every record is written once, in order."""
 
     async def fault() -> None:
-        await (own_kafka.kill() if crash else own_kafka.stop())
-        await own_kafka.start()
+        await (stoppable_kafka.kill() if crash else stoppable_kafka.stop())
+        await stoppable_kafka.start()
 
     settings = ProducerSettings(delivery_timeout_ms=60_000)
-    counts, retries = await run(own_kafka, topic_name, settings, 2_000, 4_000, fault, count)
+    counts, retries = await run(stoppable_kafka, topic_name, settings, 2_000, 4_000, fault, count)
     assert counts["acknowledged"] == count
     assert retries > 0
