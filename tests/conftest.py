@@ -23,6 +23,7 @@ from tests.property_tests import register_profiles
 from tests.shared_broker import SharedBroker, running_broker
 
 gc.disable()  # until all tests are collected
+GC_THRESHOLDS = (20_000, 20, 50)  # Python's thresholds take a twentieth of the time of the tests
 
 register_profiles()
 
@@ -87,6 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Turn the garbage collector on, which need not look at what the collection has left."""
     gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
 
 
