@@ -305,6 +305,25 @@ async def test_another_protocol_is_a_rebalance(wire: Wire, name: str) -> None:
     assert ((await third.join()).error_code, third.generation) == (0, first.generation + 1)
 
 
+async def test_a_restart_before_the_sync_is_a_rebalance(wire: Wire, other_wire: Wire, name: str) -> None:
+    """If a static member restarts before the leader's sync, the group rebalances: the leader knows only the old id."""
+    leader, second = await single_member(wire, name, instance_id="one"), Member(other_wire, name, "two")
+
+    async def must_rejoin() -> bool:
+        return await leader.heartbeat() == "REBALANCE_IN_PROGRESS"
+
+    for _ in range(2):
+        second.member_id = ""
+        joining = asyncio.create_task(second.join())
+        await until(must_rejoin)
+        response, others = await leader.join(), await joining
+    assert sorted(one.member_id for one in response.members) == sorted((leader.member_id, second.member_id))
+    assert (response.generation_id, others.generation_id) == (3, 3)
+    waiting = asyncio.create_task(second.sync())
+    await leader.sync({leader.member_id: b"1", second.member_id: b"2"})
+    assert (await waiting).assignment == b"2"
+
+
 async def test_static_members_leave_by_name(wire: Wire, name: str) -> None:
     """A static member can be removed by its instance id alone."""
     await single_member(wire, name, instance_id="one")

@@ -93,7 +93,7 @@ class BrokerGroup:
            (KIP-345).
         3. A new dynamic member is told its id and joins again with it (KIP-394).
         4. A new instance of a static member replaces the old one. If a stable group keeps its protocol, the current
-           generation continues, even if the member's metadata has changed (KIP-345).
+           generation continues, even if the member's metadata has changed (KIP-345). Otherwise the group rebalances.
         """
         protocols = [(one.name, one.metadata) for one in body.protocols]
         # 1.
@@ -146,8 +146,10 @@ class BrokerGroup:
             self._watch_session_timeout(member, now_ms)
             news = True
         else:
-            news = member.protocols != protocols
-            if not body.member_id:  # the timer belongs to the instance that it replaced
+            # A restarted static member has a new id. The leader may be assigning to the old one.
+            is_restarted = not body.member_id
+            news = is_restarted or member.protocols != protocols
+            if is_restarted:  # the timer belongs to the instance that it replaced
                 self._watch_session_timeout(member, now_ms)
             member.protocols = protocols
             member.seen_ms = now_ms
