@@ -2,14 +2,14 @@
 
     Empty --join--> PreparingRebalance --all have joined--> CompletingRebalance --the leader's sync--> Stable
     CompletingRebalance, Stable --join with changes, leave, session timeout--> PreparingRebalance
-    CompletingRebalance --no sync of a member in time--> PreparingRebalance
+    CompletingRebalance, Stable --no sync of a member in time--> PreparingRebalance
     Stable --join of the leader--> PreparingRebalance
     PreparingRebalance --no member left--> Empty
 
 A join is answered when every member has joined, or when the slowest member's rebalance timeout has passed; members
-that have not joined by then are removed. A sync is answered when the leader has sent the assignment. If the leader
-has not sent it within the slowest member's rebalance timeout, the members that have not sent a sync are removed. A
-member that sends nothing for its session timeout is removed, unless it waits for the response to its join.
+that have not joined by then are removed. A sync is answered when the leader has sent the assignment. A member that
+sends no sync within the slowest member's rebalance timeout is removed. A member that sends nothing for its session
+timeout is removed, unless it waits for the response to its join.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class BrokerGroupMember:
     protocols: list[tuple[str, bytes]]
     seen_ms: int
     assignment: bytes = b""
+    has_synced: bool = False
     joining: DelayedResponse | None = None
     syncing: DelayedResponse | None = None
 
@@ -178,12 +179,12 @@ class BrokerGroup:
         member.seen_ms = now_ms
         if self.state is BrokerGroupState.PREPARING:
             return Message(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+        member.has_synced = True
         if self.state is BrokerGroupState.STABLE:
             return self._sync_response(member)
         member.syncing = member.syncing or DelayedResponse()
         response = member.syncing
         if member.member_id == self.leader:
-            self._cancel_deadline()
             given = {one.member_id: one.assignment for one in body.assignments}
             self.state = BrokerGroupState.STABLE
             for one in self.members.values():
@@ -356,14 +357,16 @@ class BrokerGroup:
             joining = member.joining
             member.joining = None
             member.seen_ms = now_ms
+            member.has_synced = False
             assert joining is not None, "those that have not joined are gone"
             joining.complete(self._join_response(member))
 
     def _remove_members_without_sync(self, now_ms: int) -> None:
         """Remove members that joined but never sent a sync."""
-        if self.state is BrokerGroupState.COMPLETING:
-            for member_id in [one.member_id for one in self.members.values() if one.syncing is None]:
-                del self.members[member_id]
+        removed = [one.member_id for one in self.members.values() if not one.has_synced]
+        for member_id in removed:
+            del self.members[member_id]
+        if removed:
             self._prepare_rebalance(now_ms)
 
     def _cancel_deadline(self) -> None:

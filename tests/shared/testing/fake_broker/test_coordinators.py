@@ -104,6 +104,20 @@ def test_a_member_that_does_not_sync_is_removed() -> None:
     assert (group.state, group.members) == (BrokerGroupState.EMPTY, {})
 
 
+def test_a_follower_that_does_not_sync_is_removed() -> None:
+    """A follower that sends no sync within the rebalance timeout is removed, also after the leader's sync."""
+    timers = Timers()
+    group = BrokerGroup("g", timers)
+    leader = stable(group)
+    second = group.join(VERSION, CLIENT, joining(session_ms=60_000), 0)
+    group.join(VERSION, CLIENT, joining(leader.member_id, session_ms=60_000), 0)
+    group.sync(VERSION, identity(Message(member_id=leader.member_id, generation_id=2)), 0)
+    timers.run(4_999)
+    assert (group.state, done(second).member_id in group.members) == (BrokerGroupState.STABLE, True)
+    timers.run(5_000)
+    assert (group.state, list(group.members)) == (BrokerGroupState.PREPARING, [leader.member_id])
+
+
 def test_a_first_member_waits_for_others() -> None:
     """With an initial delay an empty group waits for further members and answers all in one generation."""
     timers = Timers()
