@@ -324,6 +324,26 @@ async def test_a_restart_before_the_sync_is_a_rebalance(wire: Wire, other_wire: 
     assert (await waiting).assignment == b"2"
 
 
+async def test_a_static_member_outlasts_one_rebalance(wire: Wire, other_wire: Wire, name: str) -> None:
+    """A static member that does not join again keeps its assignment, but is removed if it does not sync either."""
+    await wire.request(Api.FIND_COORDINATOR, key=name)
+    first, second = Member(wire, name, "one"), Member(other_wire, name, "two")
+    await first.join(rebalance_timeout_ms=500)
+    await first.sync({first.member_id: b"1"})
+    response = await second.join(rebalance_timeout_ms=500)
+    assert (response.generation_id, response.leader) == (2, second.member_id)
+    assert sorted(one.member_id for one in response.members) == sorted((first.member_id, second.member_id))
+    assert (await second.sync({first.member_id: b"1", second.member_id: b"2"})).assignment == b"2"
+    described = (await wire.request(Api.DESCRIBE_GROUPS, groups=[name])).groups[0]
+    assert sorted(one.member_assignment for one in described.members) == [b"1", b"2"]
+
+    async def must_rejoin() -> bool:
+        return await second.heartbeat() == "REBALANCE_IN_PROGRESS"
+
+    await until(must_rejoin)
+    assert await first.heartbeat() == "UNKNOWN_MEMBER_ID"
+
+
 async def test_static_members_leave_by_name(wire: Wire, name: str) -> None:
     """A static member can be removed by its instance id alone."""
     await single_member(wire, name, instance_id="one")

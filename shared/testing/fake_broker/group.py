@@ -6,16 +6,17 @@
     Stable --join of the leader--> PreparingRebalance
     PreparingRebalance --no member left--> Empty
 
-A join is answered when every member has joined, or when the slowest member's rebalance timeout has passed; members
-that have not joined by then are removed. A sync is answered when the leader has sent the assignment. A member that
-sends no sync within the slowest member's rebalance timeout is removed. A member that sends nothing for its session
-timeout is removed, unless it waits for the response to its join.
+A join is answered when every member has joined, or when the slowest member's rebalance timeout has passed. Dynamic
+members that have not joined by then are removed. Static members remain (KIP-345). A sync is answered when the leader
+has sent the assignment. A member that sends no sync within the slowest member's rebalance timeout is removed. A member
+that sends nothing for its session timeout is removed, unless it waits for the response to its join.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -321,12 +322,9 @@ class BrokerGroup:
                 member.syncing = None
                 if syncing is not None:
                     syncing.complete(Message(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
-            self._cancel_deadline()
-            limit_ms = max((one.rebalance_timeout_ms for one in self.members.values()), default=0)
             self._is_delayed = was_empty and self.initial_delay_ms > 0
-            self._deadline = self.timers.at(
-                now_ms + (self.initial_delay_ms if self._is_delayed else limit_ms), self._complete_join
-            )
+            limit_ms = self.initial_delay_ms if self._is_delayed else self._rebalance_timeout_ms()
+            self._set_deadline(now_ms + limit_ms, self._complete_join)
         self._complete_join_if_all_joined(now_ms)
 
     def _complete_join_if_all_joined(self, now_ms: int) -> None:
@@ -337,8 +335,12 @@ class BrokerGroup:
     def _complete_join(self, now_ms: int) -> None:
         self._cancel_deadline()
         self._is_delayed = False
-        for member_id in [one.member_id for one in self.members.values() if one.joining is None]:
-            del self.members[member_id]
+        for member in [one for one in self.members.values() if one.joining is None and one.instance_id is None]:
+            del self.members[member.member_id]
+        joined = [one.member_id for one in self.members.values() if one.joining is not None]
+        if self.members and not joined:  # wait for a member's join, or for the end of their sessions
+            self._set_deadline(now_ms + self._rebalance_timeout_ms(), self._complete_join)
+            return
         self.generation += 1
         if not self.members:
             self.state = BrokerGroupState.EMPTY
@@ -348,26 +350,32 @@ class BrokerGroup:
         self.state = BrokerGroupState.COMPLETING
         anyone = next(iter(self.members.values()))
         self.protocol = self._elect_group_protocol(anyone, anyone.protocols)
-        if self.leader not in self.members:
-            self.leader = next(iter(self.members))
-        self._deadline = self.timers.at(
-            now_ms + max(one.rebalance_timeout_ms for one in self.members.values()), self._remove_members_without_sync
-        )
+        if self.leader not in joined:
+            self.leader = joined[0]
+        self._set_deadline(now_ms + self._rebalance_timeout_ms(), self._remove_members_without_sync)
         for member in list(self.members.values()):
             joining = member.joining
             member.joining = None
             member.seen_ms = now_ms
             member.has_synced = False
-            assert joining is not None, "those that have not joined are gone"
-            joining.complete(self._join_response(member))
+            if joining is not None:
+                joining.complete(self._join_response(member))
 
     def _remove_members_without_sync(self, now_ms: int) -> None:
-        """Remove members that joined but never sent a sync."""
+        """Remove the members that have not sent a sync in this generation."""
         removed = [one.member_id for one in self.members.values() if not one.has_synced]
         for member_id in removed:
             del self.members[member_id]
         if removed:
             self._prepare_rebalance(now_ms)
+
+    def _rebalance_timeout_ms(self) -> int:
+        """The longest of all members. At least 1: a timer that sets itself for the same moment runs without end."""
+        return max([1, *(one.rebalance_timeout_ms for one in self.members.values())])
+
+    def _set_deadline(self, at_ms: int, call: Callable[[int], None]) -> None:
+        self._cancel_deadline()
+        self._deadline = self.timers.at(at_ms, call)
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:

@@ -118,6 +118,22 @@ def test_a_follower_that_does_not_sync_is_removed() -> None:
     assert (group.state, list(group.members)) == (BrokerGroupState.PREPARING, [leader.member_id])
 
 
+def test_a_rebalance_without_a_join_goes_on() -> None:
+    """If only static members are left and none of them joins, the rebalance has its full time again."""
+    timers = Timers()
+    group = BrokerGroup("g", timers)
+    static = joining(group_instance_id="one", session_ms=60_000, rebalance_ms=500)
+    first = done(group.join(VERSION, CLIENT, static, 0))
+    group.sync(VERSION, identity(first), 0)
+    group.join(VERSION, CLIENT, joining(rebalance_ms=500), 0)
+    group.leave(list(group.members)[1], None, 0)
+    timers.run(500)
+    assert (group.state, group.generation, list(group.members)) == (BrokerGroupState.PREPARING, 1, [first.member_id])
+    new = group.join(VERSION, CLIENT, joining(rebalance_ms=500), 600)
+    timers.run(1_000)
+    assert (done(new).generation_id, list(group.members)) == (2, [first.member_id, group.leader])
+
+
 def test_a_first_member_waits_for_others() -> None:
     """With an initial delay an empty group waits for further members and answers all in one generation."""
     timers = Timers()
