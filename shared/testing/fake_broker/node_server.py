@@ -163,7 +163,8 @@ class NodeServer:
         while isinstance(action, Delay):
             await asyncio.sleep(action.ms / 1000)
             action = action.then
-            request.now_ms = self._clock()
+        # A hook or a delay may have held the request.
+        request.now_ms = self._clock()
         if isinstance(action, Respond):
             return action.body
         if isinstance(action, Fail):

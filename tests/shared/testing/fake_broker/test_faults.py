@@ -257,6 +257,23 @@ async def test_a_delay_can_end_in_another_fault(cluster: FakeCluster, wire: Wire
     assert asyncio.get_running_loop().time() - before >= 0.005
 
 
+async def test_a_held_request_has_the_time_of_its_handling(cluster: FakeCluster, wire: Wire) -> None:
+    """The broker handles a request that a hook has held as if it arrived at that time."""
+    cluster.delete_topic("t")
+    cluster.create_topic("t", configs={"message.timestamp.type": "LogAppendTime"})
+    released_ms: list[int] = []
+
+    async def hold(request: Request) -> Action | None:
+        while cluster.now_ms() == request.now_ms:  # noqa: ASYNC110 - a clock is polled
+            await asyncio.sleep(0)
+        released_ms.append(cluster.now_ms())
+        return None
+
+    cluster.control(Api.PRODUCE, hold)
+    await wire.produce()
+    assert cluster.records("t")[0].timestamp >= released_ms[0]
+
+
 async def test_hooks_are_called_in_order(cluster: FakeCluster, wire: Wire) -> None:
     """Hooks are called in order until one acts, and one that lets the request pass has not acted."""
     seen: list[str] = []
