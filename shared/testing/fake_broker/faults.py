@@ -83,7 +83,8 @@ class Control:
         self.node = node
         self.hook: Hook = hook if callable(hook) else lambda _: hook
         self.acted = 0
-        controls.append(self)
+        if times != 0:
+            controls.append(self)
 
     def __repr__(self) -> str:
         of = "every api" if self.api is None else self.api.name

@@ -453,6 +453,11 @@ def test_a_control_ends() -> None:
     assert controls == []
 
 
+def test_a_control_can_be_for_no_request() -> None:
+    """With 0 times a control never acts."""
+    assert not Control([], None, Close(), 0, None).is_for(request(Api.METADATA))
+
+
 PARTITIONED = [
     Api.PRODUCE,
     Api.FETCH,
