@@ -131,10 +131,13 @@ def failed_response(request: Request, code: int, partitions: Collection[TopicPar
         else:
             names = getattr(body, "topic_names", None) or [one.name for one in body.topics or ()]
             response.topics = [Message(name=name, error_code=code) for name in names]
-    for rows, key in (("groups", "group_id"), ("resources", "resource_name")):
-        if rows in fields and hasattr(body, rows):
-            requested = [one if isinstance(one, str) else one.resource_name for one in getattr(body, rows)]
-            setattr(response, rows, [Message(**{key: name, "error_code": code}) for name in requested])
+    if "groups" in fields and hasattr(body, "groups"):
+        response.groups = [Message(group_id=group_id, error_code=code) for group_id in body.groups]
+    if "resources" in fields:
+        response.resources = [
+            Message(resource_type=one.resource_type, resource_name=one.resource_name, error_code=code)
+            for one in body.resources
+        ]
     if "error_code" in fields and partitions is None and request.api is not Api.FETCH:
         response.error_code = code
     if request.api is Api.JOIN_GROUP:

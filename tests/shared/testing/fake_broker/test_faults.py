@@ -508,3 +508,11 @@ def test_every_api_can_fail(api: Api) -> None:
         rows += getattr(read, "resources", None) or ()
         rows += [p for t in getattr(read, "topics", None) or () for p in getattr(t, "partitions", None) or ()]
         assert ErrorCode.BROKER_NOT_AVAILABLE in [getattr(row, "error_code", 0) for row in [read, *rows]]
+
+
+@pytest.mark.parametrize("api", [Api.DESCRIBE_CONFIGS, Api.INCREMENTAL_ALTER_CONFIGS], ids=lambda api: api.name.lower())
+def test_a_resource_that_fails_has_its_type_and_name(api: Api) -> None:
+    """Clients find the error of a resource by its type and name."""
+    sent = request(api, resources=[Message(resource_type=2, resource_name="t")])
+    (row,) = failed_response(sent, ErrorCode.TOPIC_AUTHORIZATION_FAILED).resources
+    assert (row.resource_type, row.resource_name, row.error_code) == (2, "t", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
