@@ -10,7 +10,7 @@ later requests on that connection get no response either, until the client close
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -127,7 +127,7 @@ def failed_response(request: Request, code: int, partitions: Collection[TopicPar
     if "topics" in fields:
         named = {one.name for one in fields["topics"].children}
         if "partitions" in named and request.api is not Api.METADATA:
-            response.topics = list(_failed_topics(request, code, partitions))
+            response.topics = _failed_topics(request, code, partitions)
         else:
             names = getattr(body, "topic_names", None) or [one.name for one in body.topics or ()]
             response.topics = [Message(name=name, error_code=code) for name in names]
@@ -145,16 +145,15 @@ def failed_response(request: Request, code: int, partitions: Collection[TopicPar
     return response
 
 
-def _failed_topics(request: Request, code: int, partitions: Collection[TopicPartition] | None) -> Iterator[Message]:
-    for topic in request.body.topics or ():
-        numbers = [partition_number(row) for row in topic.partitions]
-        rows = [
-            Message(partition=number, error_code=code)
-            for number in numbers
-            if partitions is None or TopicPartition(topic.name, number) in partitions
-        ]
-        if rows:
-            yield Message(name=topic.name, partitions=rows)
+def _failed_topics(request: Request, code: int, partitions: Collection[TopicPartition] | None) -> list[Message]:
+    if partitions is not None and request.body.topics is None:  # OffsetFetch of all topics
+        requested = list(partitions)
+    else:
+        requested = [tp for tp in request.partitions() if partitions is None or tp in partitions]
+    rows: dict[str, list[Message]] = {}
+    for tp in requested:
+        rows.setdefault(tp.topic, []).append(Message(partition=tp.partition, error_code=code))
+    return [Message(name=topic, partitions=failed) for topic, failed in rows.items()]
 
 
 def without_partitions(request: Request, partitions: Collection[TopicPartition]) -> Request:
@@ -163,10 +162,10 @@ def without_partitions(request: Request, partitions: Collection[TopicPartition])
     def kept_partition_rows(topic: Message) -> list[Any]:
         return [row for row in topic.partitions if TopicPartition(topic.name, partition_number(row)) not in partitions]
 
-    topics = [
-        Message(**{**vars(topic), "partitions": kept_partition_rows(topic)}) for topic in request.body.topics or ()
-    ]
-    body = Message(**{**vars(request.body), "topics": [topic for topic in topics if topic.partitions]})
+    body = Message(**vars(request.body))
+    if body.topics is not None:
+        topics = [Message(**{**vars(topic), "partitions": kept_partition_rows(topic)}) for topic in body.topics]
+        body.topics = [topic for topic in topics if topic.partitions]
     if hasattr(body, "max_wait_ms"):
         body.max_wait_ms = 0
     return Request(

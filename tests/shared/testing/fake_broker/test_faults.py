@@ -215,6 +215,17 @@ async def test_a_duplicate_has_its_offset(cluster: FakeCluster, wire: Wire) -> N
         assert (topic.partitions[0].error_code, topic.partitions[0].base_offset) == (code, offset)
 
 
+async def test_one_offset_of_a_whole_group_can_fail(cluster: FakeCluster, wire: Wire) -> None:
+    """If a client fetches all offsets of a group, a failure of one partition leaves the others."""
+    rows = [Message(partition=p, offset=5, metadata="") for p in (0, 1)]
+    member = {"generation_id": -1, "member_id": "", "group_instance_id": None}
+    await wire.request(Api.OFFSET_COMMIT, group_id="g", topics=[Message(name="t", partitions=rows)], **member)
+    cluster.control(Api.OFFSET_FETCH, Fail(ErrorCode.UNSTABLE_OFFSET_COMMIT, [TopicPartition("t", 1)]))
+    (topic,) = (await wire.request(Api.OFFSET_FETCH, group_id="g", topics=None)).topics
+    found = {row.partition: (row.offset, row.error_code) for row in topic.partitions}
+    assert found == {0: (5, 0), 1: (-1, ErrorCode.UNSTABLE_OFFSET_COMMIT)}
+
+
 async def test_a_fetch_fails_without_waiting(cluster: FakeCluster, wire: Wire) -> None:
     """A partition's failure is answered immediately, although the others have no data yet."""
     cluster.control(Api.FETCH, Fail(ErrorCode.KAFKA_STORAGE_ERROR, [TopicPartition("t", 0)]))
