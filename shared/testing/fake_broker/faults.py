@@ -53,6 +53,8 @@ class Fail:
 
     If `handled`, the broker also carries out the part of the request that fails, as a leader does that loses its
     leadership after an append.
+
+    Metadata has an error code only for a topic. So it is always handled, and each topic of its response fails.
     """
 
     code: int
@@ -117,7 +119,7 @@ class Control:
 
 
 def failed_response(request: Request, code: int, partitions: Collection[TopicPartition] | None = None) -> Message:
-    """The response to a request on which the fault `Fail` acts.
+    """The response to a request, not Metadata, on which the fault `Fail` acts.
 
     It has the error `code` for all of the request. With `partitions` it contains only these partitions of the request.
     """
@@ -126,7 +128,7 @@ def failed_response(request: Request, code: int, partitions: Collection[TopicPar
     fields = {one.name: one for one in SUPPORTED_APIS[request.api].response.fields}
     if "topics" in fields:
         named = {one.name for one in fields["topics"].children}
-        if "partitions" in named and request.api is not Api.METADATA:
+        if "partitions" in named:
             response.topics = _failed_topics(request, code, partitions)
         else:
             names = getattr(body, "topic_names", None) or [one.name for one in body.topics or ()]

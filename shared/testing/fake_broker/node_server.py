@@ -180,6 +180,13 @@ class NodeServer:
     async def _fail_request(
         self, request: Request, action: Fail, authenticate: Callable[[Request], Message]
     ) -> Message | None:
+        if request.api is Api.METADATA and action.partitions is None:
+            response = await self._handle_request(request, authenticate)
+            assert response is not None, "Metadata always has a response"
+            for topic in response.topics:
+                topic.error_code = action.code
+                topic.partitions = []
+            return response
         failures = failed_response(request, action.code, action.partitions)
         if action.partitions is None and not action.handled:
             response = None
