@@ -121,6 +121,9 @@ class NodeServer:
         self._running.set()
 
     async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server is None:  # the node was stopped after it had accepted the connection
+            writer.transport.abort()
+            return
         task = asyncio.current_task()
         assert task is not None, "a connection is served by a task of its own"
         self._connections[task] = writer

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
+import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -22,7 +24,7 @@ from penstock.shared.testing.fake_broker.api_handlers import HANDLERS
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState, Node
 from penstock.shared.testing.fake_broker.handler_responses import DelayedResponse
 from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS
-from tests.shared.testing.fake_broker.test_faults import connected
+from tests.shared.testing.fake_broker.test_faults import PATIENCE_S, connected
 from tests.shared.testing.fake_broker.test_partition_logs import built
 
 
@@ -100,6 +102,21 @@ async def test_a_hook_can_stop_its_own_node() -> None:
             assert await wire.is_closed()
             assert await other.is_closed()
         assert (cluster.leader("t"), cluster.end_offset("t")) == (2, 0)
+
+
+@pytest.mark.parametrize("turns", [3, 4])
+async def test_a_stopped_node_keeps_no_new_connection(turns: int) -> None:
+    """A connection that was accepted a few turns of the event loop before a node is stopped ends with the node."""
+    async with FakeCluster() as cluster:
+        host, port = cluster.bootstrap_servers.split(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.setblocking(False)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await cluster.stop_node(1)
+            async with asyncio.timeout(PATIENCE_S):
+                with contextlib.suppress(ConnectionError):
+                    assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
 
 
 async def test_connections_can_be_closed() -> None:
