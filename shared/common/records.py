@@ -134,6 +134,8 @@ class RecordColumns(Sequence[ProducerRecord]):
     for each. If `headers` is None, no record has any. PackedBytes as keys and values, an int64 array as `timestamps`,
     and PackedHeaders are sent without one Python object per record.
 
+    All columns have the same length; otherwise ValueError is raised. A record without a key has None in `keys`.
+
     >>> RecordColumns("clicks", [b"ann", None], [b"1", b"2"], partition=3)[1]
     ProducerRecord(topic='clicks', value=b'2', key=None, headers=(), partition=3, timestamp=None)
     """
@@ -144,6 +146,12 @@ class RecordColumns(Sequence[ProducerRecord]):
     timestamps: Sequence[int] | Int64Array | None = None
     partition: int | None = None
     headers: Sequence[AnyHeaders] | None = None
+
+    def __post_init__(self) -> None:
+        columns = {"keys": self.keys, "values": self.values, "timestamps": self.timestamps, "headers": self.headers}
+        lengths = {name: len(column) for name, column in columns.items() if column is not None}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"topic {self.topic}: the columns have different lengths: {lengths}")
 
     def __len__(self) -> int:
         return len(self.keys)

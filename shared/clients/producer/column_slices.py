@@ -366,13 +366,11 @@ def _slice_headers(columns: RecordColumns, first: int, stop: int) -> PackedBytes
     """Return the headers of these records. If the column is not packed, the result ends after the first record with
     which the headers exceed SLICE_BYTES.
 
-    Returns None if a record's headers are invalid, missing or an iterator.
+    Returns None if a record's headers are invalid or an iterator.
     """
     if columns.headers is None:
         return NO_HEADERS
     some = columns.headers[first:stop]
-    if len(some) < stop - first:
-        return None
     if isinstance(some, PackedHeaders):
         return some.blocks
     blocks = list[bytes]()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -97,3 +99,20 @@ def test_columns_to_send_can_be_indexed_and_sliced() -> None:
         assert list(columns) == expected
         assert list(columns[2:4]) == expected[2:4]
     assert RecordColumns("t", [None], [b"v"])[:1][0] == ProducerRecord("t", b"v")
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"keys": [], "values": [b"a", b"b"]},
+        {"keys": [b"k"], "values": [b"a", b"b"]},
+        {"keys": [b"k"] * 2, "values": [b"a"]},
+        {"keys": [None], "values": [b"a"], "timestamps": []},
+        {"keys": [None], "values": [b"a"], "timestamps": np.array([1, 2])},
+        {"keys": [None], "values": [b"a"], "headers": []},
+    ],
+)
+def test_columns_to_send_have_one_length(columns: dict[str, Any]) -> None:
+    """Columns of different lengths raise ValueError: no value is left out."""
+    with pytest.raises(ValueError, match="keys"):
+        RecordColumns("t", **columns)

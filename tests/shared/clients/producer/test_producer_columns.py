@@ -442,18 +442,6 @@ async def test_user_hooks_are_called_for_each_record() -> None:
         assert len(cluster.records("t", 1)) >= 10
 
 
-async def test_columns_that_are_not_of_one_length() -> None:
-    """Too few values or headers raise an IndexError, and nothing is sent."""
-    async with producing(1, linger_ms=60_000) as (cluster, producer):
-        with pytest.raises(IndexError):
-            await producer.send_many(RecordColumns("t", [b"k"] * 9, [b"v"] * 5))
-        with pytest.raises(IndexError):
-            await producer.send_many(RecordColumns("t", [b"k"] * 9, [b"v"] * 9, headers=[()] * 5))
-        await producer.flush()
-        assert values(cluster) == []
-        assert await (await producer.send_many(RecordColumns("t", [], []))) == []
-
-
 @pytest.mark.parametrize("empty", [[], RecordColumns("t", [], [])], ids=["records", "columns"])
 async def test_a_bulk_without_records(empty: list[ProducerRecord] | RecordColumns) -> None:
     """It is done at once, and has no last record."""
