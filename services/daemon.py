@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from penstock.services.exit_status import ExitStatus, exit_status_of
@@ -70,15 +70,23 @@ def serve(
         return await run(make(settings), limit_ms(settings) if limit_ms else settings.shutdown_timeout_ms)
 
     try:
-        with asyncio.Runner() as runner:
-            status = runner.run(run_daemon())
-            # The runner's exit waits for threads and for tasks that ignore their cancellation.
-            leaving = threading.Timer(EXIT_GRACE_MS / 1000, _leave, [status])
-            leaving.daemon = True
-            leaving.start()
+        return run_process(run_daemon())
     except ConfigError as e:  # raised by `make`: nothing has started yet
         print(f"{program}: {e}", file=sys.stderr)
         return ExitStatus.WRONG_SETTING
+
+
+def run_process(work: Coroutine[Any, Any, int]) -> int:
+    """Run a process's work in an event loop and return its result, the exit status.
+
+    If threads or tasks are still at work EXIT_GRACE_MS later, ends the process with the exit status.
+    """
+    with asyncio.Runner() as runner:
+        status = runner.run(work)
+        # The runner's exit waits for threads and for tasks that ignore their cancellation.
+        leaving = threading.Timer(EXIT_GRACE_MS / 1000, _leave, [status])
+        leaving.daemon = True
+        leaving.start()
     leaving.cancel()
     return status
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Sequence
 
@@ -40,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         command_line = read_command_line(mode, arguments[1:])
         configure(command_line.log, "connect")
-        return asyncio.run(_run_connect_daemon(command_line))
+        return daemon.run_process(_run_connect_daemon(command_line))
     except ConfigError as e:
         print(f"penstock connect: {e}", file=sys.stderr)
         return ExitStatus.WRONG_SETTING

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.api.connect.routes import StartingApp
+from penstock.services import daemon as service
 from penstock.services.connect.daemon import PORT_IN_USE, ConnectDaemon
 from penstock.services.connect.main import main
 from penstock.services.connect.property_files import ConnectorFile, read_connector_file, read_properties
@@ -313,3 +317,24 @@ async def test_a_port_in_use_is_reported_for_listeners() -> None:
         status, reason = await failed_start(listeners=f"http://127.0.0.1:{port}")
     assert status == PORT_IN_USE
     assert reason.startswith(f"listeners: port {port} on 127.0.0.1 is in use")
+
+
+def test_a_thread_delays_the_exit_only_for_a_grace_period(worker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a connector's thread is still at work after the shutdown, the process ends without it."""
+    exits = list[int]()
+    ended = threading.Event()
+    started = list[asyncio.Task[bool]]()
+
+    def end(status: int) -> None:
+        exits.append(status)
+        ended.set()
+
+    async def stalled_write(self: ConnectDaemon) -> None:
+        started.append(asyncio.create_task(asyncio.to_thread(ended.wait, 5)))
+
+    monkeypatch.setattr(service, "EXIT_GRACE_MS", 1)
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(ConnectDaemon, "startup", stalled_write)
+    monkeypatch.setattr(ConnectDaemon, "main_loop", stalled_write)
+    assert main(["distributed", str(worker)]) == 0
+    assert exits == [0]
