@@ -7,6 +7,7 @@ from penstock.api.http.problem import (
     RETRIABLE,
     UNKNOWN_PARTITION,
     kind_of_record_error,
+    rest_error_code,
     retry_after_header,
 )
 from penstock.api.http.status_codes import BAD_REQUEST, INTERNAL_SERVER_ERROR, UNPROCESSABLE_CONTENT
@@ -28,9 +29,11 @@ def error_code_of(error: BaseException) -> int:
     if isinstance(error, UnknownTopicOrPartition):
         return UNKNOWN_PARTITION
     kind = kind_of_record_error(error)
-    if kind.status < INTERNAL_SERVER_ERROR:
-        return UNPROCESSABLE_CONTENT if isinstance(error, DataError) and kind.status == BAD_REQUEST else kind.status
-    return RETRIABLE if isinstance(error, RetriableError) or kind.retry_after_s is not None else NON_RETRIABLE
+    if kind.status >= INTERNAL_SERVER_ERROR:
+        return RETRIABLE if isinstance(error, RetriableError) or kind.retry_after_s is not None else NON_RETRIABLE
+    if isinstance(error, DataError) and kind.status == BAD_REQUEST:
+        return UNPROCESSABLE_CONTENT
+    return rest_error_code(kind, "/v3/")
 
 
 def error_status_of(error: BaseException) -> tuple[int, dict[str, str]]:

@@ -26,7 +26,7 @@ from penstock.api.rest_proxy.rest_producer import RestProducer
 from penstock.api.rest_proxy.routes import metadata_routers, produce_routers
 from penstock.api.rest_proxy.v3_records import NotAnObject, RecordStreamSplitter
 from penstock.api.settings import Credential, IngestSettings
-from penstock.shared.common.errors import BrokerNotAvailable, KafkaTimeout, PenstockError
+from penstock.shared.common.errors import AuthorizationFailed, BrokerNotAvailable, KafkaTimeout, PenstockError
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.testing.manual_clock import ManualClock
 from tests.api.admin.test_administration import MemoryAdmin
@@ -256,6 +256,18 @@ async def test_v3_kafka_errors_of_a_single_record(
     assert response.status_code == (504 if isinstance(error, KafkaTimeout) else 503)
     assert int(response.headers["retry-after"]) > 0
     assert response.json()["error_code"] == 50003
+
+
+async def test_v3_has_rest_proxys_code_for_a_record_that_kafka_does_not_allow(
+    client: httpx.AsyncClient, producer: Any
+) -> None:
+    """A record without the permission in Kafka is a 403 with the code 40301, unless Kafka may hold it."""
+    producer.fail_all = AuthorizationFailed("t: not authorized")
+    response = await client.post(V3, content=RECORD)
+    assert (response.status_code, response.json()["error_code"]) == (403, 40301)
+    producer.fail_all.maybe_written = True
+    response = await client.post(V3, content=RECORD)
+    assert (response.status_code, response.json()["error_code"]) == (504, 50003)
 
 
 async def test_v3_requires_a_record(client: httpx.AsyncClient) -> None:
