@@ -388,18 +388,32 @@ class OverviewBuilder:
 
 
 def _state_by_application(services: Sequence[ServiceSample]) -> dict[str, Mapping[str, Any]]:
-    """Return one state for each application, by its id.
+    """Return the merged state of each application, by its id.
 
-    Each instance reports what it knows of the whole application, and lists the partitions that it could not read as
-    missing. The first report with the fewest of them is used.
+    An instance reports its own tasks and those of the other instances that it knows and can reach, or only its own. So
+    a task counts if any instance reports it. The compactions are those of the first report with a task of partition 0,
+    whose owner runs them.
     """
-    states: dict[str, Mapping[str, Any]] = {}
+    reports: dict[str, list[Mapping[str, Any]]] = {}
     for sample in services:
         if sample.streams is not None:
             name = str(sample.streams.get("application_id", sample.name))
-            if name not in states or _missing_count(sample.streams) < _missing_count(states[name]):
-                states[name] = sample.streams
-    return states
+            reports.setdefault(name, []).append(sample.streams)
+    return {name: _merge_reports(own) for name, own in reports.items()}
+
+
+def _merge_reports(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge the instances' reports of one application. For each partition, the first report counts."""
+    tasks: dict[int | None, Mapping[str, Any]] = {}
+    missing: dict[int, Mapping[str, Any]] = {}
+    compactions: Sequence[Mapping[str, Any]] = reports[0].get("compactions", ())
+    for report in reports:
+        own = {task.get("partition"): task for task in report.get("tasks", ())}
+        if 0 in own and 0 not in tasks:
+            compactions = report.get("compactions", ())
+        tasks = own | tasks
+        missing = {row["partition"]: row for row in report.get("missing", ())} | missing
+    return {"tasks": list(tasks.values()), "missing": list(missing.values()), "compactions": compactions}
 
 
 def _task_rows(streams: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -408,11 +422,6 @@ def _task_rows(streams: Mapping[str, Any]) -> list[dict[str, Any]]:
     reported = {task.get("partition") for task in tasks}
     missing = [row for row in streams.get("missing", ()) if row["partition"] not in reported]
     return tasks + [{"partition": row["partition"], "state": "missing", "instance": row["reason"]} for row in missing]
-
-
-def _missing_count(streams: Mapping[str, Any]) -> int:
-    """Return the number of partitions that the state of an application lacks."""
-    return len(streams.get("missing", ()))
 
 
 def _is_dead_letter_metric(name: str) -> bool:

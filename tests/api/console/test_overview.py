@@ -98,11 +98,25 @@ def test_late_records_of_a_task_that_moves_make_no_rate() -> None:
 
 
 def test_an_applications_tasks_are_counted_once() -> None:
-    """If several instances describe an application, the most complete description is used once."""
+    """If several instances describe an application, each partition counts once."""
     poor = {"application_id": "x", "tasks": [{"partition": 0}], "missing": [{"partition": 1}]}
     whole = {"application_id": "x", "tasks": [{"partition": 0}, {"partition": 1}], "missing": []}
     samples = [ServiceSample(str(i), "", "ok", streams=one) for i, one in enumerate((poor, whole, poor))]
     assert [task["partition"] for task in build(samples)["streams"]["tasks"]] == [0, 1]
+
+
+def test_an_applications_tasks_are_those_that_any_instance_reports() -> None:
+    """An instance that has just started knows none of the others, and an instance may report only its own tasks."""
+    lost = [{"partition": 2, "reason": "no instance has it"}]
+    started = {"application_id": "x", "tasks": [], "missing": [], "compactions": []}
+    whole = {"application_id": "x", "tasks": [{"partition": 0}, {"partition": 1}], "missing": lost}
+    whole["compactions"] = [{"started_at_ms": 7}]
+    overview = build([ServiceSample(str(i), "", "ok", streams=one) for i, one in enumerate((started, whole, started))])
+    assert [task["partition"] for task in overview["streams"]["tasks"]] == [0, 1, 2]
+    assert [compaction["started_at_ms"] for compaction in overview["compactions"]] == [7]
+    apart = [{"application_id": "x", "tasks": [{"partition": partition}]} for partition in (1, 0)]
+    overview = build([ServiceSample(str(i), "", "ok", streams=one) for i, one in enumerate(apart)])
+    assert [task["partition"] for task in overview["streams"]["tasks"]] == [0, 1]
 
 
 def test_a_missing_partition_has_a_row() -> None:
