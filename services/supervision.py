@@ -10,6 +10,9 @@ from penstock.services.exit_status import ExitStatus
 from penstock.shared.common.backoff import ExponentialBackoff, RestartBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.log import get_logger
+
+log = get_logger(__name__)
 
 RESTART_BACKOFF = ExponentialBackoff(1_000, 60_000)
 """The pauses between restarts of one child."""
@@ -28,6 +31,8 @@ async def keep_running(
 
     `wait` returns the child's exit status when it ends. `on_end` takes the exit status and the pause in ms. If the exit
     status is ExitStatus.WRONG_SETTING, raises ConfigError with the text that `reason` returns.
+
+    If `restart` raises OSError or ConfigError, it is called again after the next pause.
     """
     pauses = RestartBackoff(backoff)
     while True:
@@ -37,5 +42,12 @@ async def keep_running(
             raise ConfigError(f"{name} cannot run with these settings: {reason()}")
         pause_ms = pauses.wait_ms(SYSTEM_CLOCK.monotonic_ms() - started_ms)
         on_end(status, pause_ms)
-        await asyncio.sleep(pause_ms / 1_000)
-        await restart()
+        while True:
+            await asyncio.sleep(pause_ms / 1_000)
+            try:
+                await restart()
+                break
+            # The child was started before, so the reason may be temporary, such as a lack of memory.
+            except (OSError, ConfigError) as e:
+                pause_ms = pauses.wait_ms(0)
+                log.error("restart failed: trying again", child=name, reason=str(e), in_ms=pause_ms)

@@ -261,3 +261,30 @@ async def test_a_child_is_restarted_until_its_settings_are_invalid() -> None:
             backoff=ExponentialBackoff(1, 60_000),
         )
     assert (ends, starts) == ([(0, 1), (1, 2), (-9, 4)], 3)
+
+
+async def test_a_restart_that_fails_is_tried_again() -> None:
+    """If a child cannot be started again, its next start comes after the next pause."""
+    statuses = iter([1, 2])
+    failures = iter([ConfigError("the child cannot be started: no memory"), OSError("too many open files")])
+    starts = 0
+
+    async def wait() -> int:
+        return next(statuses)
+
+    async def restart() -> None:
+        nonlocal starts
+        starts += 1
+        for error in failures:
+            raise error
+
+    with pytest.raises(ConfigError, match="its topology"):
+        await keep_running(
+            "the child",
+            wait,
+            restart,
+            on_end=lambda status, pause_ms: None,
+            reason=lambda: "its topology is unknown",
+            backoff=ExponentialBackoff(1, 4),
+        )
+    assert starts == 3
