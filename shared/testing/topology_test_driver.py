@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from penstock.shared.common.records import (
     AnyHeaders,
     Columns,
     ConsumerRecord,
-    Headers,
     ProducerRecord,
     header_pairs,
 )
@@ -62,16 +61,6 @@ class _Raise(ErrorHandlers):
 
     def of(self, stage: str, error: Exception) -> tuple[ExceptionHandler, str]:
         return "fail", "errors is raise; errors=ErrorHandlers() handles it as an application does"
-
-
-class _PipedRecord(NamedTuple):
-    """A record that is to be appended to a topic."""
-
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    timestamp: int
-    headers: Headers = ()
 
 
 class TopologyTestDriver:
@@ -152,7 +141,7 @@ class TopologyTestDriver:
         self._require_topic(topic)
         pairs = header_pairs(headers)
         _require_record(topic, key, value, timestamp, pairs)
-        self._append_records(topic, [_PipedRecord(topic, key, value, timestamp, pairs)])
+        self._append_records([ProducerRecord(topic, value, key, pairs, timestamp=timestamp)])
 
     def pipe_columns(self, topic: str, records: Iterable[tuple[bytes | None, bytes | None, int]]) -> None:
         """Append (key, value, timestamp) records to a topic as `pipe` does, and process them as one poll's records.
@@ -160,11 +149,11 @@ class TopologyTestDriver:
         Raises as `pipe` does.
         """
         self._require_topic(topic)
-        piped: list[_PipedRecord] = []
+        piped: list[ProducerRecord] = []
         for key, value, timestamp in records:
             _require_record(topic, key, value, timestamp, ())
-            piped.append(_PipedRecord(topic, key, value, timestamp))
-        self._append_records(topic, piped)
+            piped.append(ProducerRecord(topic, value, key, timestamp=timestamp))
+        self._append_records(piped)
 
     def advance_wall_clock(self, ms: int) -> None:
         """Move the wall clock, advance the time of idle topics, and evaluate WALL_CLOCK_TIME schedules."""
@@ -175,24 +164,21 @@ class TopologyTestDriver:
             self.commit()
 
     def commit(self) -> None:
-        """Commit, if there is anything to commit, and process the records for repartition topics.
+        """Commit, if there is anything to commit, and process the records for topics that the topology reads itself.
 
         With `commit_each` off, the results of these records can be read only after a further `commit`.
         """
         if not self.task.needs_commit:
             return
         commit = self.task.prepare_commit(self.clock.now_ms())
-        internal = set(self.topology.internal_topics())
-        own = []
-        for record in commit.outputs:
-            if record.topic in internal:
-                own.append(_PipedRecord(record.topic, record.key, record.value, record.timestamp or 0, record.headers))
-            else:
+        outputs = commit.outputs
+        internal = self.topology.internal_topics()
+        for record in outputs:
+            if record.topic not in internal:
                 self.outputs.setdefault(record.topic, []).append(record)
         self.changelog += commit.changelog
         self.task.commit_succeeded(CommitPosition(None, len(self.changelog), len(self.changelog)))
-        if own:
-            self._append_to_source_log(own)
+        self._append_records(outputs)
 
     def read(self, topic: str) -> list[ProducerRecord]:
         """Remove and return the records written to a topic; an empty list if there are none.
@@ -299,34 +285,30 @@ class TopologyTestDriver:
             return
         advance_idle_time(self._idle, self.task, self.clock.monotonic_ms(), at_end=True, tasks=1)
 
-    def _append_records(self, topic: str, records: list[_PipedRecord]) -> None:
-        table = next((table for table in self.global_tables.values() if table.topic == topic), None)
-        if table is None:
-            self._append_to_source_log(records)
-            return
-        for record in records:
-            error = table.apply(record.key, record.value)
-            if error is not None and self._raises:
-                raise ProcessingFailed(f"global table {table.name!r}: {error}") from error
+    def _append_records(self, records: Iterable[ProducerRecord]) -> None:
+        """Append the records whose topics the topology reads, and process them.
 
-    def _append_to_source_log(self, records: list[_PipedRecord]) -> None:
+        They are rows of the global tables before the first of the others is processed, as in a turn of a worker.
+        """
+        tables = {table.topic: table for table in self.global_tables.values()}
         new = []
         for record in records:
-            log = self.source_log[record.topic]
-            log.append(
-                ConsumerRecord(
-                    record.topic,
-                    self.partition,
-                    len(log),
-                    record.timestamp,
-                    record.key,
-                    record.value,
-                    record.headers,
+            if (table := tables.get(record.topic)) is not None:
+                error = table.apply(record.key, record.value)
+                if error is not None and self._raises:
+                    raise ProcessingFailed(f"global table {table.name!r}: {error}") from error
+            elif (log := self.source_log.get(record.topic)) is not None:
+                # A dead letter has no timestamp yet: the producer sets the time of its writing.
+                timestamp = self.clock.now_ms() if record.timestamp is None else record.timestamp
+                log.append(
+                    ConsumerRecord(
+                        record.topic, self.partition, len(log), timestamp, record.key, record.value, record.headers
+                    )
                 )
-            )
-            new.append(log[-1])
-        self.piped += new
-        self._process_records(new)
+                new.append(log[-1])
+        if new:
+            self.piped += new
+            self._process_records(new)
 
     def _process_records(self, records: list[ConsumerRecord]) -> None:
         """Process records in the order in which they were piped, as if each topic had nothing else."""

@@ -158,6 +158,48 @@ def test_headers_are_piped_as_a_dict() -> None:
     assert [record.headers for record in driver.read("out")] == [(("trace", b"1"),)]
 
 
+def test_records_of_a_topic_that_the_topology_reads_itself() -> None:
+    """Results and late records that go to a topic of another source are processed there, and can be read as well."""
+    builder = StreamsBuilder()
+    builder.stream("in").to("next")
+    builder.stream("next").to("out")
+    windows = builder.stream("clicks").group_by_key().tumbling_window(10)
+    windows.aggregate("w", n=Count()).on_close().to("counts")
+    builder.stream("clicks-late").to("repaired")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=7, headers={"trace": b"1"})
+    written = [(r.key, r.value, r.headers, r.timestamp) for topic in ("next", "out") for r in driver.read(topic)]
+    assert written == [(b"a", b"{}", (("trace", b"1"),), 7)] * 2
+    for at in (5, 50, 6):
+        driver.pipe("clicks", key=b"a", value=b"{}", timestamp=at)
+    assert [len(driver.read(topic)) for topic in ("clicks-late", "repaired")] == [1, 1]
+
+
+def test_dead_letters_that_the_topology_reads_itself() -> None:
+    """A dead letter is processed with the time of the wall clock, which is the time of its writing."""
+    builder = StreamsBuilder()
+    builder.stream("in").map_values(lambda value: 12 // value["n"]).to("out")
+    builder.stream("in-dlq").to("seen")
+    driver = TopologyTestDriver(builder.build(), now_ms=1_000, errors=ErrorHandlers())
+    driver.pipe("in", key=b"a", value=b'{"n":0}', timestamp=5)
+    assert [len(driver.read("in-dlq")), *(record.timestamp for record in driver.read("seen"))] == [1, 1_000]
+
+
+def test_a_global_table_that_the_topology_writes() -> None:
+    """The results of a commit are rows before the results for other topics are processed, as in a worker's turn."""
+    builder = StreamsBuilder()
+    rates = builder.global_table("rates")
+    given = builder.stream("in")
+    given.to("next")
+    given.to("rates")
+    builder.stream("next").join(rates, lambda value, rate: rate, key=lambda r: r.key).to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("in", key=b"eur", value=b'{"n":2}')
+    assert driver.store("rates").get("eur") == {"n": 2}
+    assert [record.value for record in driver.read("out")] == [b'{"n":2}']
+    assert len(driver.read("rates")) == 1
+
+
 def divided(topic: str = "in") -> Topology:
     """A topology with a mapper that raises at n = 0, followed by a store."""
     builder = StreamsBuilder()
