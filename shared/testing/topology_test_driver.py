@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -123,7 +122,6 @@ class TopologyTestDriver:
         self.clock = ManualClock(now_ms or 0)
         self.changelog: list[tuple[bytes | None, bytes]] = []
         self.source_log: dict[str, list[ConsumerRecord]] = {topic: [] for topic in topology.source_topics()}
-        self.piped: list[ConsumerRecord] = []
         self.outputs: dict[str, list[ProducerRecord]] = {}
         self.global_tables = {name: GlobalTableRows(node) for name, node in topology.global_tables.items()}
         self.task: StreamTask
@@ -232,8 +230,8 @@ class TopologyTestDriver:
             self._local = None
 
     def restore(self) -> None:
-        """Take the partition over: restore the state from the changelog, then process the piped records that are not
-        committed."""
+        """Take the partition over: restore the state from the changelog, then process the records that are not
+        committed, in the order of timestamps between topics that are read together."""
         if self.state is not None:
             self.close()
             self._local = self.state.state_of(self.partition)
@@ -270,8 +268,8 @@ class TopologyTestDriver:
         self.task = task
         self._inputs = TaskInputs(task, self.topology)
         self._idle = None if self.idle_timeout_ms is None else Idleness(self.idle_timeout_ms)
-        if self.piped:
-            self._process_records(self.piped)
+        if any(self.source_log.values()):
+            self._process_records()
 
     def _require_topic(self, topic: str) -> None:
         if not isinstance(topic, str):
@@ -291,7 +289,7 @@ class TopologyTestDriver:
         They are rows of the global tables before the first of the others is processed, as in a turn of a worker.
         """
         tables = {table.topic: table for table in self.global_tables.values()}
-        new = []
+        is_new = False
         for record in records:
             if (table := tables.get(record.topic)) is not None:
                 error = table.apply(record.key, record.value)
@@ -305,18 +303,16 @@ class TopologyTestDriver:
                         record.topic, self.partition, len(log), timestamp, record.key, record.value, record.headers
                     )
                 )
-                new.append(log[-1])
-        if new:
-            self.piped += new
-            self._process_records(new)
+                is_new = True
+        if is_new:
+            self._process_records()
 
-    def _process_records(self, records: list[ConsumerRecord]) -> None:
-        """Process records in the order in which they were piped, as if each topic had nothing else."""
-        lags = dict.fromkeys(self.source_log, 0)
-        for _, run in groupby(records, key=lambda record: record.topic):
-            self._inputs.add(Columns.of(list(run)))
-            self._inputs.process(self.clock.now_ms(), lags)
-        self._inputs.process(self.clock.now_ms(), lags)
+    def _process_records(self) -> None:
+        """Process the records from the task's positions on, as a worker that has fetched all of them in one poll."""
+        for topic, log in self.source_log.items():
+            if records := log[self.task.sources.get(topic, 0) :]:
+                self._inputs.add(Columns.of(records))
+        self._inputs.process(self.clock.now_ms(), lags=dict.fromkeys(self.source_log, 0))
         self._advance_idle_time()
         self.task.punctuate_wall_clock(self.clock.now_ms())
         if self.commit_each:
