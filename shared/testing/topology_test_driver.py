@@ -224,16 +224,26 @@ class TopologyTestDriver:
         self.close()
 
     def close(self) -> None:
-        """Close the stores on disk, if there are any. Uncommitted work is not written."""
-        if self._local is not None:
-            self._local.close()
-            self._local = None
+        """Close the processors, and the stores on disk. Uncommitted work is not written. Further calls do nothing.
+
+        Raises ProcessingFailed, once everything is closed, if `close` of a processor raised.
+        """
+        local = self._local
+        self._local = None
+        try:
+            # After a crash there is no task, and nothing has called its processors.
+            if hasattr(self, "task") and self.task.not_running_reason is None:
+                self.task.close()
+        finally:
+            if local is not None:
+                local.close()
 
     def restore(self) -> None:
         """Take the partition over: restore the state from the changelog, then process the records that are not
         committed, in the order of timestamps between topics that are read together."""
+        # A former owner that runs closes its task when it notices that it has lost the partition.
+        self.close()
         if self.state is not None:
-            self.close()
             self._local = self.state.state_of(self.partition)
         task = StreamTask(
             self.topology,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import PROGRESS, TAKEOVER, decode_entry
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.processor import Processor, ProcessorContext
+from penstock.shared.streams.record import Record
+from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -20,6 +24,10 @@ def sessions() -> Topology:
     builder = StreamsBuilder()
     builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
     return builder.build()
+
+
+def state_in(folder: Path) -> StateDirectory:
+    return StateDirectory(str(folder), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
 
 
 def operations(driver: TopologyTestDriver) -> bytes:
@@ -96,6 +104,57 @@ def test_a_torn_commit_never_has_its_progress_record(torn: int) -> None:
     driver.commit()
     assert operations(driver)[-2:] == b"L" + PROGRESS
     assert operations(driver).count(TAKEOVER) == 2
+
+
+class Closing(Processor):
+    """Appends to `calls` when it is closed; raises then if `fails`."""
+
+    def __init__(self, calls: list[str], fails: bool) -> None:
+        self._calls = calls
+        self._fails = fails
+
+    def init(self, context: ProcessorContext) -> None:
+        self._store = context.store("rows")
+
+    def process(self, record: Record) -> None:
+        self._store.put(record.key, record.value)
+
+    def close(self) -> None:
+        self._calls.append(f"closed with {self._store.get('a')}")
+        if self._fails:
+            raise OSError("the file is gone")
+
+
+def closing(calls: list[str], *, fails: bool = False) -> Topology:
+    builder = StreamsBuilder()
+    builder.stream("in").process(lambda: Closing(calls, fails), builder.add_store("rows"))
+    return builder.build()
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_close_closes_the_processors_once(is_on_disk: bool, tmp_path: Path) -> None:
+    """The driver's end, and a new owner, close the processors, which can still read their stores; a crash does not."""
+    calls: list[str] = []
+    driver = TopologyTestDriver(closing(calls), state=state_in(tmp_path) if is_on_disk else None)
+    driver.pipe("in", key=b"a", value=b"1")
+    driver.crash()
+    driver.close()
+    driver.restore()
+    assert calls == []
+    driver.restore()
+    assert calls == ["closed with 1"]
+    driver.close()
+    driver.close()
+    assert calls == ["closed with 1"] * 2
+
+
+def test_an_error_of_a_processors_close(tmp_path: Path) -> None:
+    """`close` raises it as ProcessingFailed with the node, once the stores on disk are closed."""
+    state = state_in(tmp_path)
+    driver = TopologyTestDriver(closing([], fails=True), state=state)
+    with pytest.raises(ProcessingFailed, match=r"node 'process-2'.*the file is gone"):
+        driver.close()
+    state.state_of(0).close()
 
 
 def test_the_wall_clock_moves_only_when_advanced() -> None:

@@ -383,6 +383,7 @@ def test_a_longer_grace_reopens_no_closed_window(kind: str, by_column: bool) -> 
     again = gone_on_with(driver, cut(kind, SHORT_MS))
     assert late(again, b"other", 186, 100) == [100]
     assert late(again, b"other", 210, 186) == [186]
+    driver.restore()
     assert late(driver, b"k", 180 + LONG_MS, 200, 188) == []
     assert late(driver, b"other", 300 + 2 * LONG_MS, 200) == [200]
     closed = [(record.key, record.timestamp) for record in first.outputs["out"] + driver.outputs["out"]]
