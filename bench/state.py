@@ -33,7 +33,7 @@ import msgspec
 import numpy as np
 
 from penstock.shared.common.errors import ProcessingFailed
-from penstock.shared.common.records import Columns, Int64Array
+from penstock.shared.common.records import INT64_MAX, Columns, Int64Array
 from penstock.shared.streams.aggregations.aggregation import Count, Mean
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ignore_changes
 from penstock.shared.streams.dsl.builder import StreamsBuilder
@@ -78,11 +78,12 @@ class Filled:
         self._offset = self._changelog = 0
         if local is not None and not local.db.is_new:
             reader = ChangelogReader(ignore_changes)
-            covered = continue_from_local_state(reader, local, self.task.topology.schemas())
-            assert covered is not None, "the state on disk was not restored"
+            schemas = self.task.topology.schemas()
+            found = continue_from_local_state(reader, local, schemas, None, 0, INT64_MAX)
+            assert found is not None, "the state on disk was not restored"
             assert reader.progress is not None
             restore_progress(self.task, reader.progress)
-            self._changelog, self._offset = covered, self.task.sources["clicks"]
+            self._changelog, self._offset = found.covered_offset, self.task.sources["clicks"]
         self.task.initialize(START_MS)
 
     def take(self, numbers: Int64Array) -> None:

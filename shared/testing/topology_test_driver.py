@@ -79,8 +79,8 @@ class TopologyTestDriver:
       processed as columns.
     - `max_request_size`: the limit of results and states, as the application's setting of that name.
     - `state`: if it is given, the stores are on disk. They keep their rows at a `crash`, and `restore` reads only the
-      changelog after their position. Call `close` at the end of the test. If it is None, the stores are in memory, and
-      `restore` reads the whole changelog.
+      changelog after their position. Rows that another driver has left there are deleted. Call `close` at the end of
+      the test. If it is None, the stores are in memory, and `restore` reads the whole changelog.
     """
 
     def __init__(
@@ -258,10 +258,12 @@ class TopologyTestDriver:
             local=self._local,
         )
         task.global_tables = self.global_tables
-        reader = ChangelogReader(partial(restore_changes, task), stores=self.topology.schemas())
-        start = (
-            0 if self._local is None else continue_from_local_state(reader, self._local, self.topology.schemas()) or 0
-        )
+        schemas = self.topology.schemas()
+        reader = ChangelogReader(partial(restore_changes, task), stores=schemas)
+        start = 0
+        if self._local is not None:
+            found = continue_from_local_state(reader, self._local, schemas, None, 0, len(self.changelog))
+            start = 0 if found is None else found.covered_offset
         keys = [key for key, _ in self.changelog[start:]]
         values = [value for _, value in self.changelog[start:]]
         reader.feed(np.arange(start, len(self.changelog)), keys, values)

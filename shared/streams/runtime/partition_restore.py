@@ -262,23 +262,13 @@ class PartitionRestore:
     async def _take_up_local(self, consumer: Consumer) -> Checkpoint | None:
         """Continue from the state on disk, and return its checkpoint; None if there is none or it is not valid."""
         task = self.task
-        reader = self.reader
         if (local := task.local) is None:
-            return None
-        if (
-            continue_from_local_state(reader, local, task.topology.schemas()) is None
-            or (found := local.checkpoint) is None
-        ):
             return None
         first = (await consumer.beginning_offsets([self.at]))[self.at]
         end = (await consumer.end_offsets([self.at]))[self.at]
-        if (reason := found.mismatch(self.topic_id, first, end)) is not None:
-            local.discard(reason)
-            # `continue_from_local_state` has set them from a checkpoint that is not valid.
-            reader.epoch = 0
-            reader.progress = None
-            return None
-        self.report.local_windows = sum(map(len, task.stores.values()))
+        found = continue_from_local_state(self.reader, local, task.topology.schemas(), self.topic_id, first, end)
+        if found is not None:
+            self.report.local_windows = sum(map(len, task.stores.values()))
         return found
 
     async def _newest_snapshot(self) -> tuple[int, state_snapshot.PartitionSnapshot] | None:

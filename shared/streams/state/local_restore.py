@@ -26,17 +26,29 @@ class Overtaken(Exception):
 
 
 def continue_from_local_state(
-    reader: ChangelogReader, local: LocalState, stores: tuple[StoreSchema, ...]
-) -> int | None:
-    """Continue the reader from the state on disk; return its covered offset, or None if it is unusable."""
+    reader: ChangelogReader,
+    local: LocalState,
+    stores: tuple[StoreSchema, ...],
+    topic_id: str | None,
+    first: int,
+    end: int,
+) -> Checkpoint | None:
+    """Continue the reader from the state on disk, and return its checkpoint.
+
+    If the state is unusable, it is deleted, and the result is None. `topic_id`, `first` and `end` are the id and the
+    offsets of the changelog, as for `Checkpoint.mismatch`.
+    """
     found = local.checkpoint
-    reason = "it is incomplete" if found is None else _why_checkpoint_unusable(found, stores)
-    if found is None or reason is not None:
-        local.discard(str(reason))
+    if found is None:
+        local.discard("it is incomplete")
+        return None
+    reason = _why_checkpoint_unusable(found, stores) or found.mismatch(topic_id, first, end)
+    if reason is not None:
+        local.discard(reason)
         return None
     reader.epoch = found.epoch
     reader.progress = found.progress
-    return found.covered_offset
+    return found
 
 
 def _why_checkpoint_unusable(found: Checkpoint, stores: tuple[StoreSchema, ...]) -> str | None:

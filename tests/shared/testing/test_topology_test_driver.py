@@ -157,6 +157,18 @@ def test_an_error_of_a_processors_close(tmp_path: Path) -> None:
     state.state_of(0).close()
 
 
+def test_a_new_driver_does_not_continue_from_the_state_on_disk_of_another(tmp_path: Path) -> None:
+    """Its changelog is empty, so it deletes state that is ahead of it, and processes its first records."""
+    state = state_in(tmp_path)
+    for _ in range(2):
+        driver = TopologyTestDriver(sessions(), state=state)
+        assert (driver.restored_entries, driver.task.epoch, len(driver.store("s"))) == (0, 1, 0)
+        driver.pipe("in", key=b"a", value=b"{}", timestamp=0)
+        driver.pipe("in", key=b"a", value=b"{}", timestamp=11)
+        assert len(driver.read("out")) == 1
+        driver.close()
+
+
 def test_the_wall_clock_moves_only_when_advanced() -> None:
     """Processing a record does not change the wall clock."""
     driver = TopologyTestDriver(sessions(), now_ms=1_000)

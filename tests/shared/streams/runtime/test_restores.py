@@ -135,11 +135,12 @@ async def test_discarded_state_on_disk_leaves_no_epoch_or_progress(tmp_path: Pat
     task = StreamTask(builder.build(), 0, application="app", local=local)
     task.initialize(0)
     kafka = KafkaSettings(bootstrap_servers="localhost:1")
-    restoring = PartitionRestore(kafka, StreamsSettings(application_id="app"), task, ManualClock(0))
     local.write(Checkpoint("id", 3, covered_offset=5, verified_offset=5, progress=None))
+    restoring = PartitionRestore(kafka, StreamsSettings(application_id="app"), task, ManualClock(0))
     restoring.topic_id = "id"
     assert await restoring._take_up_local(consumer) == local.checkpoint  # type: ignore[arg-type]
     assert (restoring.reader.epoch, restoring.next_epoch()) == (3, 4)
+    restoring = PartitionRestore(kafka, StreamsSettings(application_id="app"), task, ManualClock(0))
     restoring.topic_id = "another"
     assert await restoring._take_up_local(consumer) is None  # type: ignore[arg-type]
     reader = restoring.reader

@@ -163,9 +163,11 @@ def test_state_that_has_met_the_highest_epoch_is_not_gone_on_from(tmp_path: Path
     state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
     local, schemas = state.state_of(0), topology().schemas()
     local.begin(schemas)
-    for highest, at in ((EPOCH_MAX - 1, 50), (EPOCH_MAX, None)):
-        local.write(msgspec.structs.replace(FOUND, epoch=highest))
-        assert continue_from_local_state(ChangelogReader(ignore_changes), local, schemas) == at
+    for epoch, is_used in ((EPOCH_MAX - 1, True), (EPOCH_MAX, False)):
+        checkpoint = msgspec.structs.replace(FOUND, epoch=epoch)
+        local.write(checkpoint)
+        found = continue_from_local_state(ChangelogReader(ignore_changes), local, schemas, "id", 0, 50)
+        assert found == (checkpoint if is_used else None)
     local.close()
 
 
