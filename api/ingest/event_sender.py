@@ -103,17 +103,21 @@ class EventSender:
             await self._settle_flight(self._flights.popleft())
 
     async def send_unacknowledged(self, parsed: Parsed, turn: Turn) -> int:
-        """Send the records without waiting for acknowledgements, and return their number.
+        """Send the records without waiting for acknowledgements, and return the number of accepted ones.
 
-        Raises BufferExhausted if the producer has no room. Then none of these records is sent, and none of the batch's
-        errors is added. Raises also what `send_many` raises.
+        It is 0 if `send_many` fails: its error is then the outcome of every record. Raises BufferExhausted if the
+        producer has no room. Then none of these records is sent, and none of the batch's errors is added.
         """
         if parsed.records and not self._producer.has_room():
             raise BufferExhausted("too many records wait for Kafka")
         self.add_errors(parsed)
         if not parsed.records:
             return 0
-        deliveries = await self._producer.send_many(parsed.records)
+        try:
+            deliveries = await self._producer.send_many(parsed.records)
+        except PenstockError as e:
+            self._add_failure(parsed.positions, _event_error_with_outcome(e, maybe_written=e.maybe_written))
+            return 0
         outcomes = asyncio.ensure_future(deliveries)
         turn.count_in_flight(len(parsed.records), outcomes)
         UNWATCHED.add(outcomes)

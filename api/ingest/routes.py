@@ -273,7 +273,7 @@ class Ingest:
                     break
         except PenstockError as e:
             # 1. Reading ended early: the events that were read are accepted.
-            # 2. The producer did not accept the last batch: the client must send it again.
+            # 2. The producer has no room for the last batch: the client must send it again.
             if not accepted_count and not isinstance(e, BodyStalled | CorruptBody | ServiceShuttingDown):
                 raise
             sender.result.stop(unsent, str(e), body_error_status(e))

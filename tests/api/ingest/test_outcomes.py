@@ -510,31 +510,53 @@ async def test_unacknowledged_events_are_answered_with_202(producer: Any, held_p
 
 
 class EndingProducer(MemoryProducer):
-    """Accepts one batch. Then it has no room, or its `send_many` raises `error`."""
+    """Accepts `accepts` batches. Then it has no room, or its `send_many` raises `error`."""
 
-    def __init__(self, error: errors.PenstockError | None) -> None:
+    def __init__(self, error: errors.PenstockError | None, accepts: int = 1) -> None:
         super().__init__()
         self.error = error
+        self.accepts = accepts
+
+    def has_room(self) -> bool:
+        return self.error is not None or len(self.batches) < self.accepts
 
     async def send_many(self, records: Iterable[ProducerRecord]) -> Awaitable[Sequence[Any]]:
-        deliveries = await super().send_many(records)
-        self.is_full = self.error is None
-        self.fail_all = self.error
-        return deliveries
+        if self.error is not None and len(self.batches) >= self.accepts:
+            raise self.error
+        return await super().send_many(records)
 
 
-@pytest.mark.parametrize("error", [errors.IllegalState("the producer was closed"), None], ids=["closed", "full"])
-async def test_a_client_without_acknowledgements_learns_which_batch_was_dropped(error: Any) -> None:
-    """With ack=none the response names the first line of a batch that the producer did not accept, if it accepted an
+async def three_batches() -> AsyncIterator[bytes]:
+    yield b"1\n2\n"
+    yield b"3\n4\n"
+    yield b"5\n"
+
+
+async def test_a_client_without_acknowledgements_learns_which_batch_was_dropped() -> None:
+    """With ack=none the response names the first line of a batch that the producer had no room for, if it accepted an
     earlier one.
     """
-
-    async def body() -> AsyncIterator[bytes]:
-        yield b"1\n2\n"
-        yield b"3\noops\noops\n"
-
-    producer = EndingProducer(error)
-    response = await Service(producer, max_errors=1).post(body(), url=URL + "?ack=none")
+    producer = EndingProducer(None)
+    response = await Service(producer).post(three_batches(), url=URL + "?ack=none")
     assert (response.status_code, response.json()["accepted"]) == (202, 2)
     assert response.json()["stopped_at_line"] == 3
     assert sorted(producer.values()) == [b"1", b"2"]
+
+
+CLOSED = [
+    (not_written(errors.IllegalState("the producer is closed")), "not_stored", 503),
+    (maybe_written(errors.IllegalState("the producer was closed")), "unknown", 504),
+]
+
+
+@pytest.mark.parametrize(("error", "outcome", "status"), CLOSED)
+async def test_an_unacknowledged_batch_that_failed_may_be_stored_in_part(error: Any, outcome: str, status: int) -> None:
+    """With ack=none, too, the error of a batch says whether its events may be stored. Reading stops after it."""
+    first = await Service(EndingProducer(error, accepts=0)).post(three_batches(), url=URL + "?ack=none")
+    assert first.status_code == status
+    assert [(e["line"], e["outcome"]) for e in first.json()["errors"]] == [(1, outcome), (2, outcome)]
+    assert first.json()["stopped_at_line"] == 3
+    second = await Service(EndingProducer(error)).post(three_batches(), url=URL + "?ack=none")
+    assert (second.status_code, second.json()["accepted"]) == (202, 2)
+    assert [(e["line"], e["outcome"]) for e in second.json()["errors"]] == [(3, outcome), (4, outcome)]
+    assert second.json()["stopped_at_line"] == 5
