@@ -110,7 +110,10 @@ class TableReader:
         return offsets
 
     def _timestamp_of_row(self, row: Mapping[str, Any]) -> dt.datetime:
-        return next(aware(row[name]) for name in self._stamps if row[name] is not None)
+        name, value = next((name, row[name]) for name in self._stamps if row[name] is not None)
+        if not isinstance(value, dt.datetime):
+            raise ConnectError(f"{self.table}.{name}: {value!r} is not a timestamp")
+        return aware(value)
 
     def offset(self) -> dict[str, Any]:
         """The stored form of the position at which reading continues."""

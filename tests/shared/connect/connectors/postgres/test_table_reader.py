@@ -66,6 +66,13 @@ def test_an_incrementing_column_must_be_a_whole_number() -> None:
         reader("incrementing").read([{"id": "x"}])
 
 
+@pytest.mark.parametrize("mode", ["timestamp", "timestamp+incrementing"])
+def test_a_timestamp_column_must_be_a_timestamp(mode: str) -> None:
+    """A timestamp column of another type, such as `date`, is an error that names the column."""
+    with pytest.raises(ConnectError, match=r"t\.at.*2024"):
+        reader(mode).read([{"at": NOON.date(), "id": 1}])
+
+
 def test_times_keep_their_microseconds_and_are_utc() -> None:
     """A stored time keeps its microseconds; a time without a zone is UTC."""
     at = dt.datetime(2024, 1, 1, 12, 0, 0, 123456)
