@@ -394,7 +394,10 @@ class Parsed:
 
 
 class EventParser:
-    """Converts values to records of one topic. `key` and `time` are the defaults for events without a key or a time."""
+    """Converts values to records of one topic.
+
+    `key` and `time`, in ms since the epoch, are the defaults for events without a key or a time.
+    """
 
     def __init__(
         self,
@@ -403,7 +406,7 @@ class EventParser:
         reader: TopicReader | None = None,
         *,
         key: bytes | None = None,
-        time: str | None = None,
+        time: int | None = None,
     ) -> None:
         self.topic = topic
         self.settings = settings
@@ -413,7 +416,7 @@ class EventParser:
         self._max_future_ms = settings.max_future_ms
         self._max_line_bytes = settings.max_line_bytes
         self._key = key
-        self._time = time
+        self._time = None if self._reads_time else time
 
     def parse(
         self,
@@ -426,16 +429,21 @@ class EventParser:
         """Parse events at the positions `first`, `first + 1`, ... Blank values are skipped, but count as a position.
 
         `headers` are the headers of every record. `event` has the key and the time from a CloudEvent's attributes,
-        which take precedence over the request's.
+        which take precedence over the request's. If its time is invalid, the only result is an error at `first`: a
+        CloudEvent has a single value.
         """
         parsed = Parsed()
         read = self.reader.event
         topic = self.topic
         latest_ms = now_ms + self._max_future_ms
         default_key = self._key if event.key is None else event.key
-        default_time = None if self._reads_time else self._default_time(event, latest_ms, parsed, first)
-        if parsed.errors:
-            return parsed
+        default_time = self._time
+        if event.time is not None and not self._reads_time:
+            try:
+                default_time = self.reader.time("its header or attribute", number_or_text(event.time), latest_ms)
+            except EventRejected as e:
+                parsed.errors.append(RecordError(first, BAD_REQUEST, e.error_code, str(e)))
+                return parsed
         add_record = parsed.records.append
         add_position = parsed.positions.append
         for position, value in enumerate(values, first):
@@ -457,21 +465,6 @@ class EventParser:
             add_record(ProducerRecord(topic, value, key, headers, None, timestamp))
             add_position(position)
         return parsed
-
-    def _default_time(self, event: Attributes, latest_ms: int, parsed: Parsed, first: int) -> int | None:
-        """Return the default time in ms of events without a time, or None if there is none.
-
-        It is the CloudEvent's time, or else the request's. If it is invalid, adds an error at the position `first` and
-        returns None.
-        """
-        text = self._time if event.time is None else event.time
-        if text is None:
-            return None
-        try:
-            return self.reader.time("its header or attribute", number_or_text(text), latest_ms)
-        except EventRejected as e:
-            parsed.errors.append(RecordError(first, BAD_REQUEST, e.error_code, str(e)))
-            return None
 
     def _too_long_event_error(self, position: int) -> RecordError:
         return RecordError(

@@ -233,15 +233,16 @@ def check_media_type(request: Request) -> str:
 
 def _key_and_time_of_headers(
     request: Request, topic: str, reader: TopicReader, settings: IngestSettings, clock: Clock
-) -> tuple[bytes | None, str | None]:
-    """Return the key and the time that the headers of a request set for all of its events."""
+) -> tuple[bytes | None, int | None]:
+    """Return the key and the time, in ms since the epoch, that the headers of a request set for all of its events."""
     own = settings.for_topic(topic)
     key = request.headers.get(own.key_header) if own.key_header else None
-    time = request.headers.get(own.time_header) if own.time_header else None
-    if time is not None:
+    text = request.headers.get(own.time_header) if own.time_header else None
+    time: int | None = None
+    if text is not None:
         try:
             latest_ms = clock.now_ms() + settings.max_future_ms
-            reader.time(f"the header {own.time_header}", number_or_text(time), latest_ms)
+            time = reader.time(f"the header {own.time_header}", number_or_text(text), latest_ms)
         except EventRejected as e:
             raise Problem(ErrorKind(BAD_REQUEST, e.error_code, "Wrong event time"), str(e)) from None
     # A header's value is bytes; Starlette decodes each to one character.

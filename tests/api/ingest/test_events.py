@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from penstock.api.ingest.event import EventRejected, column_after, explain_malfo
 from penstock.api.settings import IngestSettings, TopicSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.time_text import TimeUnit
+from penstock.shared.testing.manual_clock import ManualClock
 from tests.api.ingest.service import NDJSON, URL, Service
 
 EARLIEST = 946_684_800_000
@@ -319,6 +321,30 @@ async def test_key_and_time_come_from_headers_where_the_event_has_none(producer:
     response = await service.post(b"1\n2\n", NDJSON | {"X-Key": "ann", "X-Time": "2024-06-03T10:00:00Z"})
     assert response.status_code == 200
     assert {(r.key, r.timestamp) for log in producer.logs["t"] for r in log} == {(b"ann", 1_717_408_800_000)}
+
+
+class AdjustableClock(ManualClock):
+    """A manual clock that can be set back."""
+
+    def set_back(self, ms: int) -> None:
+        self._now -= ms
+
+
+async def test_a_time_header_that_was_accepted_is_the_time_of_every_event(producer: Any) -> None:
+    """The time is checked once, when the request begins. The events are stored also if the clock is then set back."""
+    clock = AdjustableClock(EARLIEST)
+    settings = IngestSettings()
+    service = Service(producer, clock=clock, topics={"t": {"time_header": "X-Time"}})
+    latest_ms = EARLIEST + settings.max_future_ms
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"1\n2\n3\n"
+        clock.set_back(1)
+        yield b"4\n5\n6\n"
+
+    response = await service.post(body(), NDJSON | {"X-Time": str(latest_ms)})
+    assert (response.status_code, response.json()["stored"]) == (200, 6)
+    assert {r.timestamp for log in producer.logs["t"] for r in log} == {latest_ms}
 
 
 async def test_a_time_header_has_the_topics_unit_and_earliest_time(producer: Any) -> None:
