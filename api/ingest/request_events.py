@@ -121,22 +121,20 @@ class BufferedBody:
 
     unit: Unit = "index"
 
-    def __init__(self, split: Callable[[bytes], Iterator[Batch]], parse: ParseBatch) -> None:
-        self._split = split
-        self._parse = parse
-        self._batches: Iterator[Batch] | None = None
-        self._batch: Batch | None = None
-        self.position = 0
-
-    def start(self, body: bytes, clock: Clock) -> BufferedBody:
-        """Split the body into events, and return self.
+    def __init__(
+        self, split: Callable[[bytes], Iterator[Batch]], parse: ParseBatch, content: bytes, clock: Clock
+    ) -> None:
+        """Split the content into events.
 
         Raises Problem: 400 for a malformed object or array, 413 for too many events. A single CloudEvent is checked
         later.
         """
+        self._parse = parse
         self._clock = clock
+        self._batch: Batch | None = None
+        self.position = 0
         try:
-            self._batches = self._split(body)
+            self._batches = split(content)
         except TooManyEvents as e:
             raise Problem(ErrorKind(CONTENT_TOO_LARGE, e.error_code, "Too many events"), str(e)) from None
         except EventRejected as e:
@@ -144,10 +142,8 @@ class BufferedBody:
             extra = {} if e.column is None else {"line": e.line, "column": e.column}
             kind = ErrorKind(BAD_REQUEST, e.error_code, "Not a JSON object or array")
             raise Problem(kind, f"{e}{coordinates}", extra) from None
-        return self
 
     async def wait(self) -> bool:
-        assert self._batches is not None, "start() comes first"
         if self._batch is not None:
             await asyncio.sleep(0)
         self._batch = next(self._batches, None)
@@ -171,7 +167,7 @@ async def open_events(
 ) -> RequestEvents:
     """Return the events of a request. `media_type` is the result of `check_media_type`.
 
-    Raises Problem (400) for invalid headers. For a buffered body, raises also what `read_body` and `BufferedBody.start`
+    Raises Problem (400) for invalid headers. For a buffered body, raises also what `read_body` and `BufferedBody`
     raise.
     """
     key, time = _key_and_time_of_headers(request, topic, reader, settings, clock)
@@ -194,6 +190,8 @@ async def open_events(
     def parse_plain_events(values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
         return parser.parse(values, first, now_ms)
 
+    split = single_event
+    parse: ParseBatch = events.structured
     if cloudevents.is_binary_cloudevent(request.headers):
         try:
             head = cloudevents.cloudevent_from_headers(request.headers.items())
@@ -207,12 +205,13 @@ async def open_events(
                 else events.binary(head, values[0], now_ms)
             )
 
-        buffered = BufferedBody(single_event, parse_binary_cloudevent)
-    elif media_type == STRUCTURED_TYPE:
-        buffered = BufferedBody(single_event, events.structured)
-    else:
-        buffered = BufferedBody(json_elements, events.structured if media_type == BATCH_TYPE else parse_plain_events)
-    return buffered.start(await read_body(body, settings.max_body_bytes), clock)
+        parse = parse_binary_cloudevent
+    elif media_type == BATCH_TYPE:
+        split = json_elements
+    elif media_type == JSON_TYPE:
+        split = json_elements
+        parse = parse_plain_events
+    return BufferedBody(split, parse, await read_body(body, settings.max_body_bytes), clock)
 
 
 def check_media_type(request: Request) -> str:

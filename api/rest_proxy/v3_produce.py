@@ -143,21 +143,24 @@ class SentObjects(NamedTuple):
 class DeliveryReports(Response):
     """The response to a stream of records: their delivery reports, written while the records arrive."""
 
-    def __init__(self, body: BodyReader, producer: RestProducer, topic: str, cluster_id: str, client: str) -> None:
+    def __init__(
+        self,
+        body: BodyReader,
+        producer: RestProducer,
+        topic: str,
+        cluster_id: str,
+        partitions: list[int],
+        client: str,
+    ) -> None:
         super().__init__()
         self.reader = body
         self._producer = producer
         self._topic = topic
         self._cluster_id = cluster_id
+        self._partitions = partitions
         self._client = client
-        self._partitions: list[int] = []
         self._is_connected = True
         """If False, nothing more is read or written, and the outcomes of the sent records are awaited."""
-
-    async def prepare(self) -> DeliveryReports:
-        """Check the request, and return self. Raises what `RestProducer.check` raises."""
-        self._partitions = await self._producer.check(self._topic, self._client)
-        return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"application/json")]
@@ -317,7 +320,8 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
         with producer.tracking(topic, client):
             body = producer.body(request)
             await check_cluster(admin, cluster_id)
-            reports = await DeliveryReports(body, producer, topic, cluster_id, client).prepare()
+            partitions = await producer.check(topic, client)
+            reports = DeliveryReports(body, producer, topic, cluster_id, partitions, client)
             if "content-length" not in request.headers:
                 return reports
             return await _produce_complete_body(producer, reports, topic)
