@@ -169,15 +169,8 @@ class Ingest:
         client = client_of(request)
         principal = str(request.scope.get("principal", ""))
         options = RequestOptions(topic, offsets, atomic, ack == "all", client, principal)
-        try:
-            self.admission.enter(client)
-            try:
-                return await self._store_events(options, request)
-            finally:
-                self.admission.leave(client)
-        except (Problem, PenstockError) as e:
-            self._count_failed_request(topic, e)
-            raise
+        with self.tracking(topic, client):
+            return await self._store_events(options, request)
 
     def fast_path(self, app: ASGIApp) -> FastPath:
         """Return the middleware that passes ordinary requests to `handle` before the router."""
@@ -185,7 +178,7 @@ class Ingest:
 
     @contextmanager
     def tracking(self, topic: str, client: str) -> Iterator[None]:
-        """Count a request of another interface, such as REST Proxy, as in progress within the context.
+        """Count a request as in progress within the context.
 
         ClientDisconnected counts as a request with the status 499, any other Problem or PenstockError as a rejected
         request.
