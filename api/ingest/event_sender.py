@@ -79,7 +79,7 @@ class EventSender:
         may_continue = self.add_errors(parsed)
         if parsed.records:
             await self._send_records(parsed.records, parsed.positions, turn)
-        while self._in_flight > self._most_in_flight:
+        while self._in_flight > self._settings.max_in_flight_records:
             await self._settle_flight(self._flights.popleft())
         await self.settle_completed()
         return may_continue and not self.result.must_stop
@@ -116,17 +116,13 @@ class EventSender:
         try:
             deliveries = await self._producer.send_many(parsed.records)
         except PenstockError as e:
-            self._add_failure(parsed.positions, _event_error_with_outcome(e, maybe_written=e.maybe_written))
+            self._add_failure(parsed.positions, _event_error_with_outcome(e))
             return 0
         outcomes = asyncio.ensure_future(deliveries)
         turn.count_in_flight(len(parsed.records), outcomes)
         UNWATCHED.add(outcomes)
         outcomes.add_done_callback(_retrieve_unwatched_exception)
         return len(parsed.records)
-
-    @property
-    def _most_in_flight(self) -> int:
-        return self._settings.max_in_flight_records
 
     def add_errors(self, parsed: Parsed) -> bool:
         """Add the errors of a parsed batch to the result. Returns False if the request now has more than the result's
@@ -162,7 +158,7 @@ class EventSender:
             self._add_timeout(positions)
             return
         except PenstockError as e:
-            self._add_failure(positions, _event_error_with_outcome(e, maybe_written=e.maybe_written))
+            self._add_failure(positions, _event_error_with_outcome(e))
             return
         flight = BatchInFlight(positions, asyncio.ensure_future(deliveries), deadline)
         turn.count_in_flight(len(positions), flight.outcomes)
@@ -176,8 +172,6 @@ class EventSender:
                 outcomes = await flight.outcomes
         except TimeoutError:
             self._add_timeout(flight.positions)
-        except PenstockError as e:
-            self._add_failure(flight.positions, _event_error_with_outcome(e, maybe_written=True))
         else:
             self.result.add_outcomes(flight.positions, outcomes)
 
@@ -191,10 +185,10 @@ class EventSender:
         self.result.add_outcomes(positions, [error] * len(positions))
 
 
-def _event_error_with_outcome(error: PenstockError, *, maybe_written: bool) -> PenstockError:
-    """Return the error of an event's record with `maybe_written`, and with the same in its message."""
-    copy = type(error)(f"{error}; {MAYBE_STORED if maybe_written else NOT_STORED}")
-    copy.maybe_written = maybe_written
+def _event_error_with_outcome(error: PenstockError) -> PenstockError:
+    """Return the error of `send_many` as that of an event's record, with the record's outcome in its message."""
+    copy = type(error)(f"{error}; {MAYBE_STORED if error.maybe_written else NOT_STORED}")
+    copy.maybe_written = error.maybe_written
     return copy
 
 

@@ -162,7 +162,7 @@ class RestProducer:
             try:
                 async with asyncio.timeout_at(sent.deadline):
                     delivered: Sequence[Outcome] = await sent.deliveries
-            except (TimeoutError, PenstockError) as e:
+            except TimeoutError as e:
                 delivered = [self._outcome_of_error(e)] * len(sent.indexes)
             outcomes = _fill_delivered_outcomes(outcomes, sent.indexes, delivered)
         settled = [outcome for outcome in outcomes if outcome is not None]
