@@ -11,7 +11,7 @@ Each error class has one status and one stable `error_code`. If the same request
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -39,6 +39,8 @@ from penstock.shared.common.log import get_logger
 log = get_logger(__name__)
 
 PROBLEM_TYPE = "application/problem+json"
+FailedOutcome = Literal["not_stored", "unknown"]
+"""The outcome of a record with an error. Sending a record with an unknown outcome again can store it twice."""
 ErrorMessage = Annotated[str, Field(examples=["flights: no such topic"])]
 
 
@@ -124,6 +126,16 @@ def kind_of_record_error(error: BaseException) -> ErrorKind:
         if kind.status == GATEWAY_TIMEOUT:
             return kind._replace(status=SERVICE_UNAVAILABLE)
     return kind
+
+
+def failed_outcome(kind: ErrorKind) -> FailedOutcome:
+    """Return the outcome of a record, or of a transaction, with an error of a kind of `kind_of_record_error`.
+
+    >>> timeout = kind_of_record_error(errors.DeliveryTimeout())
+    >>> [failed_outcome(kind) for kind in (timeout, UNEXPECTED, kind_of_record_error(errors.RecordTooLarge()))]
+    ['unknown', 'unknown', 'not_stored']
+    """
+    return "unknown" if kind.status == GATEWAY_TIMEOUT or kind is UNEXPECTED else "not_stored"
 
 
 UNKNOWN_TOPIC = 40401

@@ -22,10 +22,11 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from penstock.api.http.problem import FailedOutcome
 from penstock.api.http.status_codes import BAD_REQUEST, CONTENT_TOO_LARGE
 from penstock.api.settings import IngestSettings, TopicSettings
 from penstock.shared.common.errors import ConfigError, DataError
@@ -135,7 +136,7 @@ class RecordError(NamedTuple):
     message: str
     column: int | None = None
     retry_after_s: int | None = None
-    outcome: Literal["not_stored", "unknown"] = "not_stored"
+    outcome: FailedOutcome = "not_stored"
 
 
 class TopicReader(NamedTuple):

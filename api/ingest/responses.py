@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired, Required
+from typing import Annotated, Any, NotRequired, Required
 
 from fastapi import Response
 from pydantic import Field
@@ -12,7 +12,7 @@ from penstock.api.http import field_types as of
 from penstock.api.http.body import body_error_code
 from penstock.api.http.content_encoding import STREAMS
 from penstock.api.http.json_response import json_response
-from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.problem import ErrorKind, FailedOutcome, Problem
 from penstock.api.http.status_codes import ACCEPTED
 from penstock.api.ingest.cloudevents import BATCH_TYPE, STRUCTURED_TYPE
 from penstock.api.ingest.event import RecordError
@@ -42,7 +42,6 @@ ONLY_ACKNOWLEDGED = frozenset({"stored", "last_offsets", "not_stored", "unknown"
 
 ErrorCode = Annotated[str, Field(examples=["MALFORMED_JSON"])]
 Position = Annotated[int, Field(examples=[2])]
-Outcome = Literal["not_stored", "unknown"]
 
 
 class EventError(TypedDict, total=False):
@@ -53,7 +52,7 @@ class EventError(TypedDict, total=False):
     column: Position
     error_code: Required[ErrorCode]
     message: Required[Annotated[str, Field(examples=["unexpected end of data"])]]
-    outcome: Required[Outcome]
+    outcome: Required[FailedOutcome]
 
 
 class EventOffset(TypedDict, total=False):

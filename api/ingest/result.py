@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from penstock.api.http.problem import UNEXPECTED, kind_of_record_error
+from penstock.api.http.problem import failed_outcome, kind_of_record_error
 from penstock.api.http.status_codes import (
     BAD_REQUEST,
     FORBIDDEN,
@@ -218,9 +218,8 @@ class IngestResult:
         if not isinstance(error, PenstockError) and not self._is_unexpected_logged:
             self._is_unexpected_logged = True
             log_unexpected_outcome(error)
-        is_unknown = status == GATEWAY_TIMEOUT or kind is UNEXPECTED
-        self.unknown_count += is_unknown
-        outcome: Literal["unknown", "not_stored"] = "unknown" if is_unknown else "not_stored"
+        outcome = failed_outcome(kind)
+        self.unknown_count += outcome == "unknown"
         self._add_error(
             RecordError(
                 position=position,

@@ -41,13 +41,19 @@ from penstock.api.http.body import (
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.health import CheckResult
 from penstock.api.http.json_response import json_response
-from penstock.api.http.problem import ErrorKind, Problem, kind_of, kind_of_record_error, retry_after_header
+from penstock.api.http.problem import (
+    ErrorKind,
+    Problem,
+    failed_outcome,
+    kind_of,
+    kind_of_record_error,
+    retry_after_header,
+)
 from penstock.api.http.status_codes import (
     ACCEPTED,
     BAD_REQUEST,
     CLIENT_CLOSED_REQUEST,
     CONTENT_TOO_LARGE,
-    GATEWAY_TIMEOUT,
     MULTI_STATUS,
     OK,
 )
@@ -342,8 +348,7 @@ class Ingest:
         except PenstockError as e:
             result.discard_acknowledgements()
             kind = kind_of_record_error(e)
-            outcome: Literal["unknown", "not_stored"] = "unknown" if kind.status == GATEWAY_TIMEOUT else "not_stored"
-            extra = {"stored": 0, "outcome": outcome, "events": len(parsed.records)}
+            extra = {"stored": 0, "outcome": failed_outcome(kind), "events": len(parsed.records)}
             raise Problem(kind, str(e) or kind.title, extra) from None
         headers = {"Idempotency-Replayed": "true"} if is_replayed else {}
         return Response(response.body, response.status, headers, "application/json")

@@ -11,12 +11,12 @@ from fastapi import Request
 
 from penstock.api.http.body import BodyReader, read_body
 from penstock.api.http.problem import (
-    UNEXPECTED,
     ErrorKind,
     Problem,
+    failed_outcome,
     kind_of_record_error,
 )
-from penstock.api.http.status_codes import CONTENT_TOO_LARGE, GATEWAY_TIMEOUT
+from penstock.api.http.status_codes import CONTENT_TOO_LARGE
 from penstock.api.http.turns import Turn
 from penstock.api.ingest.event import EventRejected, ReadEvent, ReadTime, RecordError, topic_reader
 from penstock.api.ingest.event_sender import IngestProducer
@@ -186,8 +186,7 @@ class RestProducer:
                 stored += 1
                 continue
             kind = kind_of_record_error(outcome)
-            is_unknown = kind.status == GATEWAY_TIMEOUT or kind is UNEXPECTED
-            error = RecordError(i, kind.status, kind.error_code, "", outcome="unknown" if is_unknown else "not_stored")
+            error = RecordError(i, kind.status, kind.error_code, "", outcome=failed_outcome(kind))
             metrics.failed_record(topic, error)
         metrics.stored(topic, stored)
         # Only the first: all records may have the same error.

@@ -14,6 +14,7 @@ from penstock.api.http.problem import Problem
 from penstock.api.ingest.atomic import KEY_CHARACTERS_MAX, IdempotencyKey, fingerprint_headers, idempotency_key
 from penstock.api.ingest.routes import Ingest
 from penstock.api.settings import IngestSettings
+from penstock.shared.common import errors
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 from tests.api.ingest.service import NDJSON, URL, Service
 
@@ -91,9 +92,9 @@ class Transactor:
 class Transactional(Service):
     """An ingest app with transactions in memory."""
 
-    def __init__(self, producer: Any, **settings: Any) -> None:
+    def __init__(self, producer: Any, transactor: Transactor | None = None, **settings: Any) -> None:
         super().__init__(producer, **settings)
-        self.transactor = Transactor()
+        self.transactor = Transactor() if transactor is None else transactor
         ingest = Ingest(producer, IngestSettings.model_validate(settings), self.registry, transactor=self.transactor)
         transport = httpx.ASGITransport(create_app(ingest=ingest.router))
         self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
@@ -111,6 +112,34 @@ async def test_the_errors_of_an_atomic_request_are_bounded(producer: Any, url: s
     else:
         assert (response.status_code, response.json()["stored"]) == (207, 1)
         assert [[r.value for r in sent] for sent in service.transactor.sent] == [[b"1"]]
+
+
+class FailingTransactor(Transactor):
+    """A transactor whose transactions fail with `error`."""
+
+    def __init__(self, error: errors.PenstockError) -> None:
+        super().__init__()
+        self.error = error
+
+    async def send_atomic(self, records: Sequence[ProducerRecord]) -> list[RecordMetadata]:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "outcome"),
+    [
+        (errors.TransactionAborted("fenced"), 503, "not_stored"),
+        (errors.KafkaTimeout("no answer to the commit"), 504, "unknown"),
+        (errors.SendCancelled("cancelled"), 500, "unknown"),
+    ],
+)
+async def test_the_outcome_of_a_failed_transaction_is_that_of_its_status(
+    producer: Any, error: errors.PenstockError, status: int, outcome: str
+) -> None:
+    """As for a single event, the outcome is unknown with the statuses 500 and 504."""
+    service = Transactional(producer, FailingTransactor(error))
+    response = await service.post(b"1\n", NDJSON, URL + "?atomic=true")
+    assert (response.status_code, response.json()["outcome"]) == (status, outcome)
 
 
 async def test_other_tasks_run_while_a_long_body_is_parsed(producer: Any) -> None:
