@@ -65,6 +65,14 @@ def _require_bootstrap_servers(text: str) -> str:
     return text
 
 
+def require_heartbeat_within_session(heartbeat_interval_ms: int, session_timeout_ms: int) -> None:
+    """Raise ValueError if a group's member would have no heartbeat within its session timeout."""
+    if heartbeat_interval_ms >= session_timeout_ms:
+        raise ValueError(
+            f"heartbeat_interval_ms={heartbeat_interval_ms} must be below session_timeout_ms={session_timeout_ms}"
+        )
+
+
 class Section(BaseModel):
     """A table of settings. ConfigError names each setting that is wrong, contradicts another, or is missing."""
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from penstock.shared.common.lake.location import require_location
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.settings import PositiveMs, Section
+from penstock.shared.common.settings import PositiveMs, Section, require_heartbeat_within_session
 from penstock.shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX, changelog_topic, instances_topic
 from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 
@@ -175,11 +175,7 @@ class StreamsSettings(Section, TaskSettings):
 
     @model_validator(mode="after")
     def _heartbeats_fit(self) -> Self:
-        if self.heartbeat_interval_ms >= self.session_timeout_ms:
-            raise ValueError(
-                f"heartbeat_interval_ms={self.heartbeat_interval_ms} must be below "
-                f"session_timeout_ms={self.session_timeout_ms}"
-            )
+        require_heartbeat_within_session(self.heartbeat_interval_ms, self.session_timeout_ms)
         return self
 
     def for_topology(self, internal_topics: Sequence[str]) -> StreamsSettings:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from penstock.shared.clients.consumer.subscription_state import ResetPolicy
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.settings import PositiveMs, Section
+from penstock.shared.common.settings import PositiveMs, Section, require_heartbeat_within_session
 
 INT32_MAX = 2**31 - 1
 """The largest number in a field of 32 bits, as JoinGroup and Fetch have."""
@@ -61,11 +61,7 @@ class ReadingSettings(Section):
 
     @model_validator(mode="after")
     def _heartbeats_fit(self) -> Self:
-        if self.heartbeat_interval_ms >= self.session_timeout_ms:
-            raise ValueError(
-                f"heartbeat_interval_ms={self.heartbeat_interval_ms} must be below "
-                f"session_timeout_ms={self.session_timeout_ms}"
-            )
+        require_heartbeat_within_session(self.heartbeat_interval_ms, self.session_timeout_ms)
         return self
 
 
