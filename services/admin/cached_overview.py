@@ -13,6 +13,7 @@ from typing import Any
 from penstock.api.console.history import History, Point
 from penstock.api.console.overview import OverviewBuilder
 from penstock.services.admin.overview_sources import KafkaSource, Source
+from penstock.services.kafka_daemon import KafkaHttpDaemon
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger
@@ -77,3 +78,19 @@ class CachedOverview:
         return self._builder.build(
             services, kafka, now_ms=self._clock.now_ms(), monotonic_ms=self._clock.monotonic_ms()
         )
+
+
+class OverviewDaemon(KafkaHttpDaemon):
+    """A service with an overview, which a subclass sets as `_overview`."""
+
+    _overview: CachedOverview
+
+    async def main_loop(self) -> None:
+        """Build the overview at intervals while the server runs."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._overview.run())
+            tasks.create_task(super().main_loop())
+
+    async def connect(self) -> None:
+        await super().connect()
+        self._overview.invalidate()

@@ -5,8 +5,6 @@ While Kafka cannot be reached, the page and `/health` report it, and the admin r
 
 from __future__ import annotations
 
-import asyncio
-
 from prometheus_client import CollectorRegistry
 
 from penstock.api.admin.routes import admin_router
@@ -15,11 +13,10 @@ from penstock.api.http.app import create_app
 from penstock.api.http.health import health_router
 from penstock.api.http.server import HttpServer
 from penstock.api.rest_proxy.routes import metadata_routers
-from penstock.services.admin.cached_overview import CachedOverview
+from penstock.services.admin.cached_overview import CachedOverview, OverviewDaemon
 from penstock.services.admin.overview_sources import HttpSource, KafkaSource, services_client
 from penstock.services.admin.routers import forwarded_documents, more_routers
 from penstock.services.admin.settings import AdminServiceSettings
-from penstock.services.kafka_daemon import KafkaHttpDaemon
 from penstock.shared.clients.admin import Admin
 
 ADMIN_TIMEOUT_MS = 15_000
@@ -29,7 +26,7 @@ REQUEST_SHARE = 0.7
 """The share of `shutdown_timeout_ms` after which requests in flight are cut off."""
 
 
-class AdminDaemon(KafkaHttpDaemon):
+class AdminDaemon(OverviewDaemon):
     """Runs the service with the given settings. `server.url` is known after `startup`."""
 
     def __init__(self, settings: AdminServiceSettings, registry: CollectorRegistry | None = None) -> None:
@@ -54,16 +51,6 @@ class AdminDaemon(KafkaHttpDaemon):
             title="Penstock admin",
         )
         self.server = HttpServer(app, settings.http)
-
-    async def main_loop(self) -> None:
-        """Build the overview at intervals while the server runs."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._overview.run())
-            tasks.create_task(super().main_loop())
-
-    async def connect(self) -> None:
-        await super().connect()
-        self._overview.invalidate()
 
     async def shutdown(self) -> None:
         """Finish the requests in flight, then close the connections."""

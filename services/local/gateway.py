@@ -5,7 +5,6 @@ Its `/health` covers the whole set-up: Kafka, and each service by its name.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
 from penstock.api.admin.routes import admin_router
@@ -14,7 +13,7 @@ from penstock.api.http.app import create_app
 from penstock.api.http.health import Check, health_router
 from penstock.api.http.server import HttpServer
 from penstock.services import daemon
-from penstock.services.admin.cached_overview import CachedOverview
+from penstock.services.admin.cached_overview import CachedOverview, OverviewDaemon
 from penstock.services.admin.overview_sources import HttpSource, KafkaSource, LocalSource, services_client
 from penstock.services.admin.routers import forwarded_documents, more_routers
 from penstock.services.local.settings import GatewaySettings
@@ -23,23 +22,13 @@ from penstock.services.producer.daemon import ProducerDaemon
 PROGRAM = "penstock gateway"
 
 
-class GatewayDaemon(ProducerDaemon):
+class GatewayDaemon(OverviewDaemon, ProducerDaemon):
     """The producer service, with the admin's routes and dashboard beside its own."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._http = services_client(settings.services_timeout_ms, settings.auth_token)
         self._services = settings.services
         super().__init__(settings)
-
-    async def main_loop(self) -> None:
-        """Build the overview at intervals while the server runs."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._overview.run())
-            tasks.create_task(super().main_loop())
-
-    async def connect(self) -> None:
-        await super().connect()
-        self._overview.invalidate()
 
     async def shutdown(self) -> None:
         await super().shutdown()
