@@ -39,8 +39,6 @@ COMPACTIONS_MAX = 10
 LAG_WINDOW_MS = 30_000
 LATENCY_WINDOW_MS = 10_000
 EVENTS_MAX = 200
-GROUPS_MAX = 500
-"""The most groups in an overview."""
 RESTORE_RATE_RECORDS_MIN = 10_000
 """The duration of a restore of fewer records is the fixed cost of connections, not a rate."""
 RESTORE_RECORDS_PER_MS = 100
@@ -232,7 +230,7 @@ class GroupWatch:
         without lag, and None if the lag does not fall.
         """
         rows = []
-        for group in groups[:GROUPS_MAX]:
+        for group in groups:
             name = str(group["group"])
             self._add_rebalance(name, group, now_ms)
             rate = self._lag_rate(name, int(group["lag"]), monotonic_ms)
