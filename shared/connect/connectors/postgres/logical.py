@@ -201,7 +201,7 @@ class SlotReader:
         self._progress = progress
         self._wanted = {name if "." in name else f"public.{name}": name for name in values["table.whitelist"]}
         self._tables: dict[int, _CapturedTable | None] = {}
-        self._begun = Begin(0, 0, 0)
+        self._begun = Begin(0, 0)
         self._change = 0
         self.incomplete: list[IncompleteRow] = []
 

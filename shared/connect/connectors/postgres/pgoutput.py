@@ -4,7 +4,7 @@ Each row of `pg_logical_slot_get_binary_changes` is one message. Numbers are big
 the value of a column is text. The formats are those of Postgres's documentation, "Logical Replication Message Formats".
 
 >>> decode_pgoutput(bytes.fromhex("420000000001530388000303da8e5700bd000002d6"))
-Begin(final_lsn=22217608, committed_us=848662155952317, xid=726)
+Begin(final_lsn=22217608, committed_us=848662155952317)
 """
 
 from __future__ import annotations
@@ -53,24 +53,15 @@ Values = tuple[str | Unchanged | None, ...]
 
 
 class Begin(NamedTuple):
-    """A transaction begins. All changes up to the next Commit belong to it."""
+    """A transaction begins. All changes up to the next Begin belong to it."""
 
     final_lsn: int
     committed_us: int
-    xid: int
 
     @property
     def committed_ms(self) -> int:
         """The time at which Postgres committed the transaction, in ms since 1970."""
         return EPOCH_MS + self.committed_us // 1000
-
-
-class PgCommit(NamedTuple):
-    """The transaction is complete. The log continues at `end_lsn`."""
-
-    commit_lsn: int
-    end_lsn: int
-    committed_us: int
 
 
 class RelationColumn(NamedTuple):
@@ -99,21 +90,19 @@ class Insert(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A changed row. `old` is the row before, or None. If `is_whole`, `old` has all columns, otherwise those of the
-    key."""
+    """A changed row. `old` is the row before, or None. With replica identity FULL, it has all columns, otherwise those
+    of the key."""
 
     oid: int
     old: Values | None
-    is_whole: bool
     new: Values
 
 
 class Delete(NamedTuple):
-    """A deleted row. If `is_whole`, `old` has all columns, otherwise those of the key."""
+    """A deleted row. With replica identity FULL, `old` has all columns, otherwise those of the key."""
 
     oid: int
     old: Values
-    is_whole: bool
 
 
 class Truncate(NamedTuple):
@@ -123,12 +112,12 @@ class Truncate(NamedTuple):
 
 
 class Other(NamedTuple):
-    """A message that is ignored: an origin, a type, or an application's message."""
+    """A message that is ignored: a commit, an origin, a type, or an application's message."""
 
     kind: str
 
 
-Message = Begin | PgCommit | Relation | Insert | Update | Delete | Truncate | Other
+Message = Begin | Relation | Insert | Update | Delete | Truncate | Other
 
 
 def decode_pgoutput(data: bytes) -> Message:
@@ -143,9 +132,7 @@ def decode_pgoutput(data: bytes) -> Message:
 def _decode_message(cursor: _Cursor) -> Message:
     kind = cursor.letter()
     if kind == "B":
-        return Begin(*cursor.take("!QQI"))
-    if kind == "C":
-        return PgCommit(*cursor.take("!xQQQ"))
+        return Begin(*cursor.take("!QQxxxx"))
     if kind == "R":
         (oid,) = cursor.take("!I")
         namespace = cursor.text()
@@ -167,10 +154,10 @@ def _decode_message(cursor: _Cursor) -> Message:
     if kind == "D":
         if old is None:
             raise ValueError("a Delete has neither an old row nor its key")
-        return Delete(oid, old, before == "O")
+        return Delete(oid, old)
     if old is not None:
         cursor.letter()
-    return Update(oid, old, before == "O", cursor.values())
+    return Update(oid, old, cursor.values())
 
 
 class _Cursor:
