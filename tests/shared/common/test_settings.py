@@ -12,15 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, SecretStr
 
-import penstock.services  # noqa: F401 - registers the settings of all commands
 from penstock.api.settings import GuardedSettings
+from penstock.services import settings_of_all_commands
 from penstock.services.admin.settings import AdminServiceSettings
 from penstock.services.aggregator.settings import AggregatorSettings, SessionsSettings
 from penstock.services.cli import COMMANDS as CLI
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.settings import ConnectWorkerSettings, GatewaySettings, UpSettings
 from penstock.services.producer.settings import ProducerServiceSettings
-from penstock.services.settings_discovery import settings_of_all_commands
 from penstock.services.spark.audit.settings import AuditSettings
 from penstock.services.spark.compaction.settings import CompactSettings, MaintenanceSettings
 from penstock.services.spark.settings import JobSettings
@@ -414,7 +413,7 @@ def test_the_settings_of_all_commands_are_found() -> None:
 def test_the_settings_of_all_commands_need_no_extra() -> None:
     """The settings of all commands are found without importing a package of an extra."""
     code = (
-        "import sys; from penstock.services.settings_discovery import settings_of_all_commands as all_; "
+        "import sys; from penstock.services import settings_of_all_commands as all_; "
         "assert len(list(all_())) > 9; "
         "print(*sorted({'starlette', 'fastapi', 'uvicorn', 'pyspark', 'deltalake', 'pyarrow'} & sys.modules.keys()))"
     )
