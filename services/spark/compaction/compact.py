@@ -40,7 +40,6 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.services.spark.compaction import delta_writer
-from penstock.services.spark.compaction.after_hook import call_after_hook
 from penstock.services.spark.compaction.compaction_task import (
     ChangelogRange,
     CompactionTaskOptions,
@@ -55,15 +54,17 @@ from penstock.services.spark.compaction.rewrite import RewriteInput, rewrite
 from penstock.services.spark.compaction.settings import MaintenanceSettings
 from penstock.services.spark.compaction.table_maintenance import TableMaintenance
 from penstock.services.spark.errors import translated
+from penstock.services.spark.lake_tables import LakeTables
 from penstock.services.spark.table_columns import CLOSED, INDEXED, LATE, STATE, rows_schema, state_schema
 from penstock.services.spark.topic_offsets import TopicOffsets, changelog_offsets, run_with_timeout
 from penstock.shared.clients.admin import Admin
-from penstock.shared.common.errors import ChangelogHole
+from penstock.shared.common.errors import ChangelogHole, ConfigError, FatalError
 from penstock.shared.common.lake import compaction_history, delta_tables
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.changelog.format import decode_progress
 from penstock.shared.streams.changelog.store_schema import StoreSchema, check_schema
 from penstock.shared.streams.lake_names import require_lake_names
+from penstock.shared.streams.topology_loading import load_function
 
 Log = Callable[[str], object]
 T = TypeVar("T")
@@ -77,6 +78,10 @@ REMEDY = (
     "Restore tables whose covered offsets the changelog still has, or start afresh (`penstock streams reset`, then "
     "`penstock batch` for the history)"
 )
+
+
+class AfterHookFailed(FatalError):
+    """The after hook raised an error. The compaction before it stays committed."""
 
 
 class CompactionReport(NamedTuple):
@@ -554,3 +559,19 @@ def bounded_ranges(
             )
         )
     return ranges
+
+
+def call_after_hook(spark: SparkSession, name: str, folder: str) -> None:
+    """Call the user's after hook `name`, a `module:function`, as `function(spark, tables)`.
+
+    `tables` has the DataFrames `closed/<store>`, `late/<store>` and `live/<store>` of each windowed store. Raises
+    ConfigError if there is no such function or it raises ConfigError, and AfterHookFailed if it raises another error.
+    """
+    function: Any = load_function(name, "after")
+    try:
+        function(spark, LakeTables(spark, folder).frames())
+    # It ends the job with the exit status of invalid settings.
+    except ConfigError:
+        raise
+    except Exception as e:
+        raise AfterHookFailed(f"{name}: {type(e).__name__}: {e}") from e

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.services.spark.compaction.after_hook import AfterHookFailed, call_after_hook
+from penstock.services.spark.compaction.compact import AfterHookFailed, call_after_hook
 from penstock.shared.common.errors import ConfigError
 from tests.lake_tables import small_lake
 

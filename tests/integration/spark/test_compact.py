@@ -24,8 +24,7 @@ from penstock.services.aggregator.compaction_lag import CompactionLag, Compactio
 from penstock.services.aggregator.compaction_supervisor import CompactionSupervisor
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.spark.compaction import delta_writer
-from penstock.services.spark.compaction.after_hook import AfterHookFailed
-from penstock.services.spark.compaction.compact import CompactionJob
+from penstock.services.spark.compaction.compact import AfterHookFailed, CompactionJob
 from penstock.services.spark.compaction.delta_reader import progress_rows
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.clients.admin import Admin
