@@ -44,7 +44,7 @@ from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.stack import Service, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common.errors import FatalError, KafkaTimeout
-from penstock.shared.common.lake import state_snapshot, table_figures
+from penstock.shared.common.lake import state_snapshot, window_queries
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import decode_progress
 
@@ -215,7 +215,7 @@ class Scenario:
             raise FatalError(f"the lake does not hold all that was committed; see {log_file}")
         outcome.audit_ok = status == 0
         outcome.compactions = sum(run["status"] == "done" for run in self._compactions) + self._is_short
-        outcome.lake = await asyncio.to_thread(table_figures.describe_tables, str(self._lake), plan.application)
+        outcome.lake = await asyncio.to_thread(window_queries.describe_tables, str(self._lake), plan.application)
         outcome.reasons = await read_dead_letter_reasons(self._kafka, plan.dead_letters, PARTITIONS, REASONS)
         outcome.notable = count_notable_sessions(self._notable)
 

@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 from penstock.services.local import ports
 from penstock.services.spark.spark_session import use_java
 from penstock.shared.common.java.installed_java import find_java
-from penstock.shared.common.lake import table_figures
+from penstock.shared.common.lake import window_queries
 from tests.shared_broker import Broker
 
 START_SECONDS = 180
@@ -180,14 +180,14 @@ def test_compact_audit_and_batch_on_a_cluster(
     assert compacted["closed_rows"] == sum(len(task.closed) for task in simulation.tasks)
     for worker in range(WORKERS):
         assert len(applications(tmp_path, worker)) == 1, f"worker {worker} had no executor"
-    tables = table_figures.describe_tables(str(tmp_path / "lake"), simulation.name)
+    tables = window_queries.describe_tables(str(tmp_path / "lake"), simulation.name)
     assert tables["live_rows"] == sum(len(task.written) for task in simulation.tasks)
     topology = ("--topology", "replayed:build", "--topology-options", json.dumps({"topic": simulation.name}))
     again = f"{simulation.name}-again"
     job("batch", *topology, application=again)
     for worker in range(WORKERS):
         assert len(applications(tmp_path, worker)) == 2, f"worker {worker} had no executor of the batch"
-    replayed = table_figures.describe_tables(str(tmp_path / "lake"), again)
+    replayed = window_queries.describe_tables(str(tmp_path / "lake"), again)
     assert replayed["closed_rows"] == tables["closed_rows"]
     assert replayed["live_rows"] == tables["live_rows"]
     audit = job("audit", "--json", application=again)
@@ -209,4 +209,4 @@ def test_compact_audit_and_batch_on_a_cluster(
     finally:
         process.kill()
     assert closed_rows(tmp_path, killed) == closed_rows(tmp_path, again)
-    assert table_figures.describe_tables(str(tmp_path / "lake"), killed)["live_rows"] == replayed["live_rows"]
+    assert window_queries.describe_tables(str(tmp_path / "lake"), killed)["live_rows"] == replayed["live_rows"]

@@ -29,7 +29,7 @@ from penstock.services.spark.compaction.delta_reader import progress_rows
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
-from penstock.shared.common.lake import state_snapshot, table_figures
+from penstock.shared.common.lake import state_snapshot, window_queries
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.changelog.state_codec import StateCodec
@@ -149,7 +149,7 @@ def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregation
     assert (again.entries, again.to_offsets, again.state_version) == (0, second.to_offsets, second.state_version)
     plan = job(simulation).plan()
     assert plan.offsets.earliest == second.from_offsets, "no further than the snapshot before"
-    tables = table_figures.describe_tables(str(tmp_path), simulation.name)
+    tables = window_queries.describe_tables(str(tmp_path), simulation.name)
     assert tables["live_rows"] == len(live_in_tasks(simulation))
     assert tables["closed_rows"] == {"banks": first.closed_rows + second.closed_rows}
 
@@ -447,7 +447,7 @@ def test_the_backlog_is_what_no_snapshot_covers(simulate: Any, topics: Any, job:
     assert before.bytes is not None
     assert after.bytes is not None
     assert before.bytes > 1_000 > after.bytes
-    assert after.snapshot_ms == table_figures.describe_tables(str(tmp_path), simulation.name)["compacted_at_ms"]
+    assert after.snapshot_ms == window_queries.describe_tables(str(tmp_path), simulation.name)["compacted_at_ms"]
     assert after.snapshot_ms is not None
 
 

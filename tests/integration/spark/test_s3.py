@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
-from penstock.shared.common.lake import delta_tables, state_snapshot, table_figures
+from penstock.shared.common.lake import delta_tables, state_snapshot, window_queries
 from penstock.shared.common.lake.location import table_uri
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.s3_server import MOTO
@@ -96,7 +96,7 @@ def test_a_lake_on_s3(
             if row["live"]:
                 found[row["key"], row["start_ms"]] = row["end_ms"]
     assert found == {window: end for window, (end, _) in task.written.items()}
-    assert table_figures.describe_tables(*where, options)["closed_rows"] == {"banks": len(task.closed)}
+    assert window_queries.describe_tables(*where, options)["closed_rows"] == {"banks": len(task.closed)}
     audit = penstock("audit", *there)
     assert audit.returncode == 0, audit.stdout + audit.stderr
 
@@ -133,7 +133,7 @@ async def test_files_on_s3(
         done = await asyncio.to_thread(penstock, "batch", *there, *given, "--files", f"{scheme}://lake/files")
         assert done.returncode == 0, done.stderr
         options = aws(endpoint) if lake_.startswith("s3") else None
-        tables = table_figures.describe_tables(lake_, application, options)
+        tables = window_queries.describe_tables(lake_, application, options)
         assert (tables["closed_rows"], tables["live_rows"]) == ({"s": 2}, 2)
 
     async with Producer(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as producer:

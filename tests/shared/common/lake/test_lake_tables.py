@@ -19,9 +19,9 @@ from penstock.shared.common.lake import compaction_history, state_snapshot
 from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
 from penstock.shared.common.lake.compaction_history import Compaction, read_compactions
 from penstock.shared.common.lake.state_snapshot import PartitionSnapshot, Snapshot, read_snapshot, read_window_changes
-from penstock.shared.common.lake.table_figures import describe_tables
 from penstock.shared.common.lake.window_queries import (
     ClosedWindow,
+    describe_tables,
     find_closed_windows,
     find_live_windows,
     window_position,
