@@ -49,7 +49,8 @@ async def two_members(kafka: KafkaSettings) -> tuple[int, int]:
     async with Consumer(kafka, settings) as first, Consumer(kafka, settings) as second:
         listener = CommitFirst(first)
         first.subscribe(["orders"], listener)
-        seen = again = 0
+        seen = 0
+        again = 0
         while seen < ORDERS:
             seen += sum(map(len, (await first.poll(timeout_ms=1_000)).values()))
         second.subscribe(["orders"])

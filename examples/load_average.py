@@ -9,7 +9,8 @@ from penstock.connect import NO_DEFAULT, ConfigDef, Importance, SourceConnector,
 
 class LoadTask(SourceTask):
     async def start(self, props: Mapping[str, str]) -> None:
-        self.topic, self.seconds = props["topic"], int(props.get("interval.ms", "1000")) / 1000
+        self.topic = props["topic"]
+        self.seconds = int(props.get("interval.ms", "1000")) / 1000
         stored = await self.context.offset_storage_reader.offset({"host": "here"})
         self.count = stored["count"] if stored else 0
 
@@ -17,7 +18,8 @@ class LoadTask(SourceTask):
         await asyncio.sleep(self.seconds)
         self.count += 1
         value = {"count": self.count, "load": os.getloadavg()[0]}
-        where, offset = {"host": "here"}, {"count": self.count}
+        where = {"host": "here"}
+        offset = {"count": self.count}
         return [SourceRecord(self.topic, None, None, None, None, value, source_partition=where, source_offset=offset)]
 
     async def stop(self) -> None:

@@ -26,7 +26,9 @@ class Counting(ProducerInterceptor):
     """Counts records that are sent, stored and failed."""
 
     def __init__(self) -> None:
-        self.sent = self.stored = self.failed = 0
+        self.sent = 0
+        self.stored = 0
+        self.failed = 0
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
         self.sent += 1

@@ -10,7 +10,8 @@ from penstock.connect import NO_DEFAULT, ConfigDef, Importance, SinkConnector, S
 
 class ValueLinesTask(SinkTask):
     async def start(self, props: Mapping[str, str]) -> None:
-        self.path, self.lines = Path(props["file"]), list[str]()
+        self.path = Path(props["file"])
+        self.lines: list[str] = []
 
     async def put(self, records: list[SinkRecord]) -> None:
         self.lines += [f"{r.topic}-{r.kafka_partition}@{r.kafka_offset} {r.value}\n" for r in records]

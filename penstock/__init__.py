@@ -109,7 +109,8 @@ if not TYPE_CHECKING:  # with __getattr__ a type checker would accept every name
         if name in __all__:
             for module in map(importlib.import_module, _MODULES):
                 if name in module.__all__:
-                    found = globals()[name] = getattr(module, name)
+                    found: object = getattr(module, name)
+                    globals()[name] = found
                     return found
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -24,7 +24,8 @@ TOOL = "cosmic-ray==8.7.0"
 TIMEOUT_S = 30.0
 """The time for the tests of one mutant, or TIMEOUT_FACTOR times that of the unchanged module if this is longer."""
 TIMEOUT_FACTOR = 5
-KILLED, SURVIVED = "KILLED", "SURVIVED"
+KILLED = "KILLED"
+SURVIVED = "SURVIVED"
 SHARE_MIN = 0.9
 """The share of a module's mutants that its tests must kill, explained survivors included."""
 LEFT_OUT = "operator_name = 'core/RemoveDecorator' OR definition_name IS NULL"
@@ -58,7 +59,8 @@ class Mutant(NamedTuple):
         An entry matches the same operator and, as far as it has them, the same definition, `code` in the lines before
         the change, and `mutant` in those after it.
         """
-        before, after = "\n".join(self._lines("-")), "\n".join(self._lines("+"))
+        before = "\n".join(self._lines("-"))
+        after = "\n".join(self._lines("+"))
         return any(
             one["operator"] == self.operator
             and one.get("definition", self.definition) == self.definition
@@ -119,7 +121,8 @@ def mutants_of(
     copy: Path, module: str, tests: list[str], definitions: list[str], sample: int | None, seed: int
 ) -> list[Mutant]:
     """Run a module's mutants, or a sample of them; with `definitions` only those of these functions."""
-    config, session = copy.parent / "config.toml", copy.parent / "session.sqlite"
+    config = copy.parent / "config.toml"
+    session = copy.parent / "session.sqlite"
     session.unlink(missing_ok=True)
     command = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     command += ["--doctest-modules", f"penstock/{module}"]  # the module's examples are tests too
@@ -143,7 +146,8 @@ def mutants_of(
             "ORDER BY start_pos_row, start_pos_col, operator_name, occurrence, operator_args"
         )
         source = (copy / module).read_text(encoding="utf-8")
-        ranges, binary = unnoticeable(source), operators(source)
+        ranges = unnoticeable(source)
+        binary = operators(source)
         jobs = [
             job
             for job, definition, is_binary, line, column in database.execute(wanted)

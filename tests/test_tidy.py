@@ -138,10 +138,6 @@ class Source:
     def is_test(self) -> bool:
         return self.is_python and self.path.startswith("tests/")
 
-    @property
-    def is_product(self) -> bool:
-        return self.is_python and self.path.startswith(("api/", "services/", "shared/"))
-
 
 Rule = Callable[[Source], Iterator[str]]
 
@@ -176,6 +172,16 @@ def check_rule(rule: Rule, *, broken: Source, kept: Source) -> None:
     assert not list(rule(kept)), "the rule sees what is not there"
     violations = [f"{source.path}: {violation}" for source in checkout() for violation in rule(source)]
     assert not violations, "\n" + "\n".join(violations)
+
+
+def python_trees(source: Source) -> Iterator[ast.AST]:
+    """Yield the syntax trees of a Python file, or of the Python blocks in a document, with the file's line numbers."""
+    if source.is_python:
+        yield source.tree
+    elif source.path.endswith(".md"):
+        for block in re.finditer(r"^```python\n(.*?)^```$", source.text, re.DOTALL | re.MULTILINE):
+            lines_before = source.text.count("\n", 0, block.start(1))
+            yield ast.increment_lineno(ast.parse(block[1]), lines_before)
 
 
 def imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -214,7 +220,9 @@ def nothing_is_left_over(source: Source) -> Iterator[str]:
 
 def an_assignment_is_alone(source: Source) -> Iterator[str]:
     """A swap, or another step that needs the old values, may assign several names at once."""
-    for node in ast.walk(source.tree) if source.is_product else ():
+    if source.path.startswith(("tests/", "bench/")):
+        return
+    for node in (node for tree in python_trees(source) for node in ast.walk(tree)):
         if not isinstance(node, ast.Assign):
             continue
         target = node.targets[0]
@@ -336,10 +344,13 @@ def test_nothing_is_left_over() -> None:
 
 
 def test_assignments_are_alone() -> None:
-    """Each assignment has a line of its own."""
+    """Each assignment has a line of its own, except in tests and benchmarks."""
     kept = python("api/a.py", "a, b = b, a", "c, d = pair()", "low, self.high = self.high, middle")
     check_rule(an_assignment_is_alone, broken=python("api/a.py", "a = b = 0"), kept=kept)
-    assert list(an_assignment_is_alone(python("api/a.py", "a, b = 0, 1")))
+    for path in ("api/a.py", "examples/a.py", "penstock/a.py", "scripts/a.py"):
+        assert list(an_assignment_is_alone(python(path, "a, b = 0, 1")))
+    document = Source("docs/a.md", "# A\n\n```python\na = 0\nb = c = 1\n```\n\n```sh\na=b=0\n```\n")
+    assert [violation.partition(":")[0] for violation in an_assignment_is_alone(document)] == ["5"]
 
 
 def test_tests_never_sleep() -> None:
