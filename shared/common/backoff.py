@@ -53,7 +53,8 @@ class ExponentialBackoff:
 class RestartBackoff:
     """The backoff of restarts: the wait before a service that ended is started again.
 
-    If the service ran for at least the longest wait (`max_ms`), its end counts as the first failure in a row.
+    If the service ran for at least the longest wait (`max_ms`), its end counts as the first failure in a row. This is
+    for services that report no success of their own. If success is known, count the failures since the last success.
 
     >>> restarts = RestartBackoff(ExponentialBackoff(1_000, 60_000))
     >>> [restarts.wait_ms(ran_ms) for ran_ms in (100, 100, 100, 3_600_000, 100)]
