@@ -34,12 +34,37 @@ from penstock.shared.common.records import Int64Array
 
 INT, FLOAT, BOOL, TEXT = range(4)
 """The kinds of members."""
+UNKNOWN = -1
+"""The kind of members that the type lacks: their values are read past."""
+
+TAB = ord("\t")
+NEWLINE = ord("\n")
+CARRIAGE_RETURN = ord("\r")
+SPACE = ord(" ")
+QUOTE = ord('"')
+COMMA = ord(",")
+MINUS = ord("-")
+POINT = ord(".")
+DIGIT_0 = ord("0")
+DIGIT_9 = ord("9")
+COLON = ord(":")
+UPPER_E = ord("E")
+BACKSLASH = ord("\\")
+LOWER_E = ord("e")
+LOWER_F = ord("f")
+LOWER_T = ord("t")
+OPENING_BRACE = ord("{")
+CLOSING_BRACE = ord("}")
+TILDE = ord("~")
+"""The last printable character of ASCII; the first one is the space."""
 
 INT_DIGITS_MAX = 18
 """An int64 holds every integer of up to this many digits."""
 
 FLOAT_DIGITS_MAX = 15
 """A float holds every integer of up to this many digits exactly."""
+FLOAT_DIGITS_END = 10**FLOAT_DIGITS_MAX
+"""The first integer of more digits."""
 FRACTION_DIGITS_MAX = 22
 """The highest power of ten that is an exact float. So an integer divided by one is rounded once, and correctly."""
 
@@ -48,7 +73,7 @@ _POWERS = np.array([10.0**i for i in range(FRACTION_DIGITS_MAX + 1)])
 
 @compiled
 def _skip_json_space(data, at, stop):
-    while at < stop and (data[at] == 32 or data[at] == 10 or data[at] == 13 or data[at] == 9):
+    while at < stop and (data[at] == SPACE or data[at] == NEWLINE or data[at] == CARRIAGE_RETURN or data[at] == TAB):
         at += 1
     return at
 
@@ -58,9 +83,9 @@ def _json_string_end(data, at, stop):
     """Return the index of the closing quote of a string whose opening quote is before `at`; -1 if it is not plain."""
     while at < stop:
         byte = data[at]
-        if byte == 34:
+        if byte == QUOTE:
             return at
-        if byte == 92 or byte < 32 or byte > 126:
+        if byte == BACKSLASH or byte < SPACE or byte > TILDE:
             return -1
         at += 1
     return -1
@@ -72,33 +97,33 @@ def _parse_json_number(data, at, stop):
 
     The end is -1 if this is not a number, or one that is left to msgspec.
     """
-    is_negative = data[at] == 45
+    is_negative = data[at] == MINUS
     if is_negative:
         at += 1
     first = at
     digits = np.int64(0)
-    while at < stop and 48 <= data[at] <= 57:
+    while at < stop and DIGIT_0 <= data[at] <= DIGIT_9:
         if at - first == INT_DIGITS_MAX:
             return digits, 0, is_negative, -1
-        digits = digits * 10 + (data[at] - 48)
+        digits = digits * 10 + (data[at] - DIGIT_0)
         at += 1
     count = at - first
     # Not JSON: no digit, or a leading zero. msgspec rejects it with its own message.
-    if count == 0 or (count > 1 and data[first] == 48):
+    if count == 0 or (count > 1 and data[first] == DIGIT_0):
         return digits, 0, is_negative, -1
     after_point = 0
-    if at < stop and data[at] == 46:
+    if at < stop and data[at] == POINT:
         at += 1
-        while at < stop and 48 <= data[at] <= 57:
+        while at < stop and DIGIT_0 <= data[at] <= DIGIT_9:
             if count + after_point >= FLOAT_DIGITS_MAX:
                 return digits, 0, is_negative, -1
-            digits = digits * 10 + (data[at] - 48)
+            digits = digits * 10 + (data[at] - DIGIT_0)
             after_point += 1
             at += 1
         if after_point == 0:
             return digits, 0, is_negative, -1
     # Numbers with an exponent are rare, and are left to msgspec.
-    if at < stop and (data[at] == 101 or data[at] == 69):
+    if at < stop and (data[at] == LOWER_E or data[at] == UPPER_E):
         return digits, 0, is_negative, -1
     return digits, after_point, is_negative, at
 
@@ -114,58 +139,67 @@ def _is_json_word(data, at, stop, word):
 
 
 @compiled
+def _find_json_member(data, start, end, names, name_ends):
+    """Return which of the members has the name in `data` from `start` to before `end`; -1 if none has it."""
+    before = 0
+    for field in range(len(name_ends)):
+        length = name_ends[field] - before
+        if length == end - start:
+            is_same = True
+            for j in range(length):
+                if data[start + j] != names[before + j]:
+                    is_same = False
+                    break
+            if is_same:
+                return field
+        before = name_ends[field]
+    return -1
+
+
+@compiled
 def _read_json_object(
     data, at, stop, names, name_ends, kinds, nullable, powers, null, true, false, numbers, floats, has, i, seen
 ):
     """Read one object into column i; return False if it is left to msgspec."""
+    # 1. Read the opening brace. An object without members is left to msgspec.
     at = _skip_json_space(data, at, stop)
-    if at >= stop or data[at] != 123:
+    if at >= stop or data[at] != OPENING_BRACE:
         return False
-    found = 0
     at = _skip_json_space(data, at + 1, stop)
+    found = 0
     while True:
-        if at >= stop or data[at] != 34:
+        # 2. Read the name of a member, and find the member in the type.
+        if at >= stop or data[at] != QUOTE:
             return False
-        name = at + 1
-        end = _json_string_end(data, name, stop)
+        end = _json_string_end(data, at + 1, stop)
         if end < 0:
             return False
-        field = -1
-        before = 0
-        for f in range(len(kinds)):
-            length = name_ends[f] - before
-            if length == end - name:
-                is_same = True
-                for j in range(length):
-                    if data[name + j] != names[before + j]:
-                        is_same = False
-                        break
-                if is_same:
-                    field = f
-                    break
-            before = name_ends[f]
-        at = _skip_json_space(data, end + 1, stop)
-        if at >= stop or data[at] != 58:
-            return False
-        at = _skip_json_space(data, at + 1, stop)
-        if at >= stop:
-            return False
+        field = _find_json_member(data, at + 1, end, names, name_ends)
+        kind = UNKNOWN
         if field >= 0:
             # A repeated member. msgspec decides which one counts.
             if seen[field] == i + 1:
                 return False
             seen[field] = i + 1
             found += 1
-        kind = kinds[field] if field >= 0 else -1
+            kind = kinds[field]
+        # 3. Read the colon.
+        at = _skip_json_space(data, end + 1, stop)
+        if at >= stop or data[at] != COLON:
+            return False
+        at = _skip_json_space(data, at + 1, stop)
+        if at >= stop:
+            return False
+        # 4. Read the value. Its first byte determines its kind. A wrong kind is left to msgspec.
         byte = data[at]
-        if byte == 34:
-            if kind != TEXT and kind != -1:
+        if byte == QUOTE:
+            if kind != TEXT and kind != UNKNOWN:
                 return False
             at = _json_string_end(data, at + 1, stop)
             if at < 0:
                 return False
             at += 1
-        elif byte == 45 or 48 <= byte <= 57:
+        elif byte == MINUS or DIGIT_0 <= byte <= DIGIT_9:
             digits, after_point, is_negative, at = _parse_json_number(data, at, stop)
             if at < 0:
                 return False
@@ -176,35 +210,38 @@ def _read_json_object(
                 has[field, i] = 1
             elif kind == FLOAT:
                 is_whole_minus_0 = is_negative and digits == 0 and after_point == 0  # msgspec decides about its sign
-                if digits >= 1_000_000_000_000_000 or is_whole_minus_0:
+                if digits >= FLOAT_DIGITS_END or is_whole_minus_0:
                     return False
                 value = digits / powers[after_point]
                 floats[field, i] = -value if is_negative else value
                 has[field, i] = 1
-            elif kind != -1:
+            elif kind != UNKNOWN:
                 return False
         elif _is_json_word(data, at, stop, null):
             if field >= 0 and not nullable[field]:
                 return False
-            at += 4
-        elif byte == 116 or byte == 102:
-            word = true if byte == 116 else false
-            if not _is_json_word(data, at, stop, word) or (kind != BOOL and kind != -1):
+            at += len(null)
+        elif byte in (LOWER_T, LOWER_F):
+            word = true if byte == LOWER_T else false
+            if not _is_json_word(data, at, stop, word) or (kind != BOOL and kind != UNKNOWN):
                 return False
             if kind == BOOL:
-                numbers[field, i] = byte == 116
+                numbers[field, i] = byte == LOWER_T
                 has[field, i] = 1
             at += len(word)
+        # A nested value, or no JSON.
         else:
             return False
+        # 5. Read the comma before the next member, or the closing brace.
         at = _skip_json_space(data, at, stop)
         if at >= stop:
             return False
-        if data[at] == 125:
+        if data[at] == CLOSING_BRACE:
             break
-        if data[at] != 44:
+        if data[at] != COMMA:
             return False
         at = _skip_json_space(data, at + 1, stop)
+    # 6. All members of the type are present, and only white space follows the object.
     return found == len(kinds) and _skip_json_space(data, at + 1, stop) == stop
 
 
