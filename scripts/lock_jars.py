@@ -42,7 +42,7 @@ class Wanted(msgspec.Struct):
 
 def ivy_module(wanted: Wanted) -> str:
     """The Ivy file that requests the roots with their runtime dependencies."""
-    asked = "".join(
+    dependencies = "".join(
         f"<dependency org={quoteattr(org)} name={quoteattr(name)} rev={quoteattr(rev)} conf='default->default'/>"
         for org, name, rev in (root.split(":") for root in wanted.roots)
     )
@@ -53,7 +53,7 @@ def ivy_module(wanted: Wanted) -> str:
     return (
         f"<ivy-module version='2.0'><info organisation='penstock' module={quoteattr(wanted.folder)}/>"
         "<configurations><conf name='default'/></configurations>"
-        f"<dependencies>{asked}{excluded}</dependencies></ivy-module>"
+        f"<dependencies>{dependencies}{excluded}</dependencies></ivy-module>"
     )
 
 

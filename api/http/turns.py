@@ -13,10 +13,10 @@ batch of events that it parses and sends. The rules:
    delay all others.
 5. After each REQUEUE_BYTES a request moves to the end of the queue, so an endless body does not delay others.
 
-Most batches are sent without waiting, so a turn is nearly always free when a request asks for it. If every turn were
+Most batches are sent without waiting, so a turn is nearly always free when a request needs it. If every turn were
 granted at once, the order of the queue would have no effect. So a turn is granted GRANT_DELAY_ITERATIONS of the event
-loop later. In the meantime a request with a lower rank can ask as well. The request that had the last turn needs this
-time to read its client's next bytes.
+loop later. In the meantime a request with a lower rank can join the queue. The request that had the last turn needs
+this time to read its client's next bytes.
 """
 
 from __future__ import annotations

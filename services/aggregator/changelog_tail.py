@@ -5,7 +5,7 @@
 3. A compaction that ends meanwhile may delete records before they are read. In this case both steps are repeated with
    the newer snapshot.
 
-`TailChanges` keeps the changes of the windows that a query asks for.
+`TailChanges` keeps the changes of the windows that a query requests.
 """
 
 from __future__ import annotations

@@ -90,9 +90,9 @@ class RestorePlan(NamedTuple):
             return [f"application {self.application}: no committed offset is ahead of the changelog"]
         lines = []
         for one in self.back:
-            who = "the application" if one.by_application else "another client"
+            committer = "the application" if one.by_application else "another client"
             to = f"back to {one.known}" if one.known is not None else "to be read from the beginning, with empty state"
-            lines.append(f"{one.at}: {who} committed {one.committed}: {to}")
+            lines.append(f"{one.at}: {committer} committed {one.committed}: {to}")
         lines += [
             f"{one.at}: committed {one.committed}, the changelog has no position: stays (--start-over {one.at.topic} "
             "reads the topic's partitions that have none from the beginning, with empty state)"

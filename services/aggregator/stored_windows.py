@@ -102,17 +102,19 @@ def stored_windows_of_partition(
     open_from_ms: int,
 ) -> list[StoredWindow]:
     """Like `stored_windows_of_key`, for all keys in the partition, each window with its key."""
-    lives = defaultdict[bytes, list[dict[str, Any]]](list)
+    rows_of = defaultdict[bytes, list[dict[str, Any]]](list)
     changes_of = defaultdict[bytes, list[TailChange]](list)
     for row in live:
-        lives[row["key"]].append(row)
+        rows_of[row["key"]].append(row)
     for change in changes:
         if change.store == store.name:
             changes_of[change.key].append(change)
     found = []
-    for raw in {**lives, **changes_of}:
+    for raw in {**rows_of, **changes_of}:
         key: str | bytes = raw.decode() if store.key == "string" else raw
-        own = stored_windows_of_key(partition, store, lives.get(raw, ()), changes_of.get(raw, ()), reach, open_from_ms)
+        own = stored_windows_of_key(
+            partition, store, rows_of.get(raw, ()), changes_of.get(raw, ()), reach, open_from_ms
+        )
         found += [one._replace(key=key) for one in own]
     return found
 

@@ -47,7 +47,7 @@ from penstock.shared.streams.topology_loading import load_topology
 log = get_logger(__name__)
 
 WORKER_SHARE = 0.85
-"""The share of `shutdown_timeout_ms` in which a worker must end by itself."""
+"""The share of `shutdown_timeout_ms` in which a worker must end without being killed."""
 STOP_SHARE = 0.95
 """The share of `shutdown_timeout_ms` after which a worker is killed."""
 REQUEST_SHARE = 0.04

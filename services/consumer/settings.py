@@ -171,7 +171,7 @@ class ConsumerServiceSettings(ServiceSettings):
         return self.processing_guarantee == "exactly_once"
 
     def consumer_settings(self) -> ConsumerSettings:
-        """Return the settings of the Kafka consumer, which does not commit by itself: the runner commits.
+        """Return the settings of the Kafka consumer, which does not commit automatically: the runner commits.
 
         Under exactly-once the consumer reads committed records only.
         """

@@ -132,7 +132,7 @@ class EmbeddedKafka:
         if self._child is not None:
             if self._child.returncode is None:
                 raise IllegalState("the embedded Kafka is already running")
-            # It has ended by itself. Without a stop, `wait` still raises KafkaDied.
+            # It has ended without a stop, so `wait` still raises KafkaDied.
             await self._child.wait()
             self._child = None
             self._lock.release()

@@ -39,17 +39,17 @@ EXTRA_OF = {
 """The smallest extra of pyproject.toml that contains a module's distribution."""
 
 
-def missing(who: str, module: str, *extras: str) -> str:
-    """The message that `who` needs a module that is not installed. `extras` are all extras that `who` needs."""
-    return f'{who} needs {module}: pip install "penstock[{",".join(extras or (EXTRA_OF[module],))}]"'
+def missing(subject: str, module: str, *extras: str) -> str:
+    """Return the message that a subject needs a module that is not installed. `extras` are all extras that it needs."""
+    return f'{subject} needs {module}: pip install "penstock[{",".join(extras or (EXTRA_OF[module],))}]"'
 
 
 @contextmanager
-def needs(who: str, *extras: str) -> Iterator[None]:
+def needs(subject: str, *extras: str) -> Iterator[None]:
     """Raise MissingExtra if an import in the block fails because a package of an extra is not installed.
 
-    `extras` are all the extras that `who` needs. An import error for any other module is raised unchanged, since the
-    user's own code may be imported in the block.
+    `extras` are all the extras that the subject needs. An import error for any other module is raised unchanged, since
+    the user's own code may be imported in the block.
     """
     try:
         yield
@@ -59,4 +59,4 @@ def needs(who: str, *extras: str) -> Iterator[None]:
         module = (e.name or "").partition(".")[0]
         if module not in EXTRA_OF:
             raise
-        raise MissingExtra(missing(who, module, *extras), name=e.name) from None
+        raise MissingExtra(missing(subject, module, *extras), name=e.name) from None

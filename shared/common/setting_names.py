@@ -1,4 +1,4 @@
-"""The names of all settings, to tell a misspelled name from one that another command reads.
+"""The names of all settings, to distinguish a misspelled name from one that another command reads.
 
 One file and one environment serve every command, so each command ignores the settings of the others. A name that no
 command knows is rejected as a misspelling, with the most similar known name. The known names are those of the settings

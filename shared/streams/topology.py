@@ -197,7 +197,7 @@ class Topology:
                 join_sub_topologies(name, child)
             for store in node.stores if isinstance(node, ProcessorNode) else ():
                 join_sub_topologies(owners.setdefault(store, name), name)
-        # Groups are shared set objects, so their identity tells them apart.
+        # Groups are shared set objects, so their identity distinguishes them.
         found = dict.fromkeys(map(id, group.values()))
         return [[n for n in self.nodes if id(group[n]) == one] for one in found]
 

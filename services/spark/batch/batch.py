@@ -273,7 +273,7 @@ class BatchJob:
         """Raise the error of a failed task if there is one, otherwise BatchFenced if a task was fenced."""
         failed = [one for one in results if one.failure is not None]
         fenced = [one for one in results if one.fenced is not None]
-        # A failure is reported first: it needs a change, while a live instance continues by itself.
+        # A failure is reported first: it needs a change, while a live instance continues without help.
         if failed and failed[0].failure is not None:
             raise failed[0].failure.to_error(f"partition {failed[0].partition}: ")
         if fenced:
@@ -289,7 +289,7 @@ def require_whole_partitions(topology: Topology) -> None:
     beyond = [*topology.internal_topics(), *(table.topic for table in topology.global_tables.values())]
     if beyond:
         raise ConfigError(
-            f"topology: a batch runs each partition by itself, and this topology needs {', '.join(beyond)} as well: "
+            f"topology: a batch runs each partition separately, and this topology needs {', '.join(beyond)} as well: "
             "a topic that it writes itself, or a global table"
         )
 

@@ -247,8 +247,8 @@ class Admin:
             return True
 
         async def check_leaders() -> None:
-            # Each broker learns of a topic by itself, and the next request may go to any of them. They are asked
-            # together, since a broker that cannot be reached may take all of its time limit to connect.
+            # Brokers learn of a new topic at different times, and the next request may go to any of them. The checks
+            # run concurrently, since a broker that cannot be reached may take all of its time limit to connect.
             checks = map(check_leaders_on_broker, self._connection.nodes())
             results = await asyncio.gather(*checks, return_exceptions=True)
             for result in results:

@@ -267,13 +267,13 @@ class Connection:
     def leader_moved(self, tp: TopicPartition, node: int) -> None:
         """Store a partition's new leader, which a broker named in a response (KIP-951), until the next metadata.
 
-        A node without a known address is ignored. `brokers_told` stores the addresses that a response names.
+        A node without a known address is ignored. `add_brokers` stores the addresses that a response names.
         """
         if self.cluster.broker_metadata(node) is not None:
             self._moved[tp] = node
 
-    def brokers_told(self, endpoints: Iterable[Endpoint]) -> None:
-        """Note the addresses of brokers that a response named (KIP-951) and that are not in the metadata yet."""
+    def add_brokers(self, endpoints: Iterable[Endpoint]) -> None:
+        """Store the addresses of brokers that a response named (KIP-951) and that are not in the metadata yet."""
         for node, host, port in endpoints:
             if host and self.cluster.broker_metadata(node) is None:
                 self.cluster._brokers[node] = BrokerMetadata(node, host, port, None)
@@ -291,8 +291,8 @@ class Connection:
     async def connect(self, node: int) -> bool:
         """Connect to a node if needed. Returns whether it is connected.
 
-        The module `sockets` tells the time limit of an attempt. During the backoff after a failure no attempt is made.
-        Raises AuthenticationFailed if the node rejects the credentials.
+        The module `sockets` describes the time limit of an attempt. During the backoff after a failure no attempt is
+        made. Raises AuthenticationFailed if the node rejects the credentials.
         """
         with translating_errors(f"node {node}", self.client_id):
             if await self._open_client.ready(node):

@@ -5,8 +5,8 @@ the dead letters sent after the first one that was not sent. So after a replay o
 exception) another replay sends only the rest. Delivery is at least once: dead letters that were acknowledged but not
 committed before a crash are sent again.
 
-Kafka deletes the progress `offsets.retention.minutes` after the last replay. A group without progress cannot be told
-from one that never had any, so the next replay then sends all dead letters again.
+Kafka deletes the progress `offsets.retention.minutes` after the last replay. A group that lost its progress looks
+like one that never had any, so the next replay then sends all dead letters again.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class HeldUpShare:
         now_ms: Callable[[], int],
         is_away: Callable[[TopicPartition], bool] = lambda tp: False,
     ) -> None:
-        """`is_away` tells whether a partition's leader is unreachable. Such a partition counts as without progress,
+        """`is_away` returns whether a partition's leader is unreachable. Such a partition counts as without progress,
         even if it holds no memory."""
         self._accumulator = accumulator
         self._memory = memory

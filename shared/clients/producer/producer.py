@@ -921,7 +921,7 @@ class Producer:
         log.error("the sender ended", client_id=self._connection.client_id, exc_info=error)
         self._state = "broken"
         self._end_waits()
-        # Programs may pass the message on to their clients, who must not see the text of a programming error.
+        # Programs may pass the message on to their clients, which must not see the text of a programming error.
         ended = IllegalState("the producer's sender has ended unexpectedly; the log has the reason")
         ended.__cause__ = error
         self._sender.fail_all(ended, out=True)

@@ -399,7 +399,7 @@ class Sender:
     ) -> None:
         # Addresses first: `leader_moved` ignores a leader without one (KIP-951).
         if response is not None and response.endpoints:
-            self._connection.brokers_told(response.endpoints)
+            self._connection.add_brokers(response.endpoints)
         with self._memory.together():
             for batch in batches:
                 # There are four cases.

@@ -141,7 +141,7 @@ def require_assignor_of_source_topics(strategy: str, sources: Sequence[str]) -> 
     """Raise ConfigError if there are several source topics, counting repartition topics, and `strategy` is not `range`.
 
     A task needs the same partition number of each source topic. The assignor `range` assigns equal partition numbers to
-    one member. The sticky assignors assign each partition by itself.
+    one member. The sticky assignors assign each partition separately.
     """
     if strategy != "range" and len(sources) > 1:
         raise ConfigError(

@@ -81,7 +81,7 @@ TAKEOVER_ATTEMPTS_MAX = 10
 class LogReplaced(PenstockError):
     """The changelog is not the one that its owner wrote to: a new topic of that name, or one that lost its end.
 
-    The partition still has the same owner, who restores the task from the present changelog.
+    The partition still has the same owner, which restores the task from the present changelog.
     """
 
 

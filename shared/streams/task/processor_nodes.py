@@ -306,7 +306,7 @@ class NodeContext:
         if name in self._node.global_tables:
             return self._task.global_tables[name]
         if name not in self._node.stores:
-            raise ConfigError(f"{self._node.name!r} asks for the store {name!r}, to which it is not connected")
+            raise ConfigError(f"{self._node.name!r} requests the store {name!r}, to which it is not connected")
         return self._task.stores[name]
 
     def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:

@@ -93,7 +93,7 @@ class BrokerGroup:
         1. A member whose protocols the group does not share is rejected.
         2. A member with an id must be known. The id of a static member must be the one that its instance has now
            (KIP-345).
-        3. A new dynamic member is told its id and joins again with it (KIP-394).
+        3. A new dynamic member receives its id with an error, and joins again with it (KIP-394).
         4. A new instance of a static member replaces the old one. If a stable group keeps its protocol, the current
            generation continues, even if the member's metadata has changed (KIP-345). Otherwise the group rebalances.
         """

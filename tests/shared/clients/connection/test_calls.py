@@ -64,7 +64,7 @@ async def test_an_advertised_leader_is_used_until_the_next_metadata() -> None:
     clusters.know(connection, {"t": {0: 1}})
     connection.leader_moved(tp, 7)
     assert connection.leader(tp) == 1
-    connection.brokers_told([Endpoint(7, "young", 9092), Endpoint(1, "elsewhere", 1), Endpoint(8, "", 0)])
+    connection.add_brokers([Endpoint(7, "young", 9092), Endpoint(1, "elsewhere", 1), Endpoint(8, "", 0)])
     connection.leader_moved(tp, 7)
     assert connection.leader(tp) == 7
     assert connection.cluster.broker_metadata(7)[:3] == (7, "young", 9092)
