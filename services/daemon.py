@@ -1,7 +1,7 @@
 """The lifecycle of a service: settings, `startup`, `main_loop`, `shutdown`, and the signals that end it.
 
 SIGTERM or SIGINT cancels `main_loop` and runs `shutdown`. The two share the limit `shutdown_timeout_ms`, after which
-`run` returns. The process then waits at most EXIT_GRACE_MS for threads and tasks that are still at work. A second
+`run` returns. The process then waits at most EXIT_GRACE_MS for threads and tasks that have not ended. A second
 signal ends the process at once. The exit status is 0 if the work is done or a requested shutdown succeeded. It is 1
 after an error, also if the limit passed. It is 2 after an error that only other settings fix (ConfigError: a port in
 use, a missing file).
@@ -79,7 +79,7 @@ def serve(
 def run_process(work: Coroutine[Any, Any, int]) -> int:
     """Run a process's work in an event loop and return its result, the exit status.
 
-    If threads or tasks are still at work EXIT_GRACE_MS later, ends the process with the exit status.
+    If threads or tasks have not ended EXIT_GRACE_MS later, ends the process with the exit status.
     """
     with asyncio.Runner() as runner:
         status = runner.run(work)
@@ -92,7 +92,7 @@ def run_process(work: Coroutine[Any, Any, int]) -> int:
 
 
 def _leave(status: int) -> None:
-    log.warning("threads or tasks are still at work: leaving without them", after_ms=EXIT_GRACE_MS)
+    log.warning("threads or tasks have not ended: the process exits without them", after_ms=EXIT_GRACE_MS)
     os._exit(status)
 
 

@@ -362,7 +362,7 @@ class CompactionSupervisor:
             return
         self._consecutive_failures = 0
         self._failing.set(0)
-        log.info("compaction: what is left is for the instance that owns partition 0 now")
+        log.info("compaction: another instance owns partition 0 now, and compacts the rest")
 
     async def _wait_before_compaction_retry(self) -> None:
         compaction = self._settings.compaction

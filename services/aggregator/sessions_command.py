@@ -35,8 +35,8 @@ COLUMN_WIDTH_MAX = 40  # for a key, and for an aggregation's result
 PROGRAM = "penstock sessions"
 ONLY_OPEN = "lake: unset: these are only the open windows"
 FROM_CHANGELOG = (
-    "{}: the changelog alone answers. Before the first compaction that is all there is; after it, lake and application "
-    "must be those of the aggregator"
+    "{}: the result has only the windows in the changelog. It is complete if there was no compaction yet. Otherwise "
+    "set lake and application to the aggregator's values"
 )
 
 
@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> int:
         print(str(e), file=sys.stderr)
         return ExitStatus.WRONG_SETTING
     except UnknownTopicOrPartition as e:
-        message = "application must be the aggregator's, which makes the topic when it first starts"
+        message = "set application to the aggregator's value; the aggregator creates the topic when it first starts"
         print(f"{type(e).__name__}: {e}: {message}", file=sys.stderr)
         return ExitStatus.FAILED
     except PenstockError as e:

@@ -160,7 +160,7 @@ class Topology:
             if not is_topic_name(name):
                 raise ConfigError(
                     f"the application {application!r} cannot have the topic {name!r}: it has {len(name)} characters, "
-                    f"and {TOPIC_NAME_MAX} at most may be; give the key_by() before it a shorter name"
+                    f"but at most {TOPIC_NAME_MAX} are allowed; give the key_by() before it a shorter name"
                 )
 
         def with_internal_topic(node: Node) -> Node:

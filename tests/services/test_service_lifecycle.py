@@ -219,7 +219,7 @@ def test_an_invalid_setting_ends_serve(
 
 
 def test_a_thread_delays_the_exit_only_for_a_grace_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a thread is still at work after the shutdown, the process ends without it, with the daemon's status."""
+    """If a thread has not ended after the shutdown, the process ends without it, with the daemon's status."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(daemon, "EXIT_GRACE_MS", 1, raising=False)
     exits = list[int]()

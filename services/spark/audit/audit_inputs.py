@@ -147,8 +147,8 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
         )
     if store.kind == "sliding" and not recomputes:
         raise NotAuditable(
-            f"store {store.name!r}: which sliding windows exist depends on when records came, which is not "
-            f"compared: {not_compared[-1]}. Nothing was compared"
+            f"store {store.name!r}: nothing was compared. The set of sliding windows depends on what the audit cannot "
+            f"compare: {not_compared[-1]}"
         )
     # Under at_least_once a task that restarts may send a dead letter again.
     exactly_once = all(one.guarantee == "exactly_once" for one in progress)

@@ -76,8 +76,8 @@ def check_key(key: Any, store: str, key_bytes_max: int) -> None:
             raise DataError(message) from None
     if (size := key_bytes(key)) > key_bytes_max:
         raise RecordTooLarge(
-            f"store {store!r}: the key {describe_key(key)} takes {size} bytes in a result, where it stands twice as "
-            f"JSON; key_bytes_max={key_bytes_max}"
+            f"store {store!r}: the key {describe_key(key)} takes {size} bytes in a result, which has its JSON "
+            f"twice; the limit is key_bytes_max={key_bytes_max}"
         )
 
 
@@ -101,6 +101,6 @@ def require_missed_windows_fit(stores: Iterable[StoreSchema], state_bytes_max: i
         windows = -(-store.size_ms // store.advance_ms) if store.advance_ms else 1
         if NUMBER_BYTES * windows > state_bytes_max // 2:
             raise ConfigError(
-                f"store {store.name!r}: a record is in {windows} windows, and the changelog entry of a late one, which "
-                "names those that it missed, does not fit into max_request_size: make that larger, or the windows fewer"
+                f"store {store.name!r}: a record can be in {windows} windows. The changelog entry of a late record "
+                "lists them, and can be too large. Increase max_request_size, or configure fewer windows per record"
             )

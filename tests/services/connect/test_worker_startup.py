@@ -320,7 +320,7 @@ async def test_a_port_in_use_is_reported_for_listeners() -> None:
 
 
 def test_a_thread_delays_the_exit_only_for_a_grace_period(worker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a connector's thread is still at work after the shutdown, the process ends without it."""
+    """If a connector's thread has not ended after the shutdown, the process ends without it."""
     exits = list[int]()
     ended = threading.Event()
     started = list[asyncio.Task[bool]]()
