@@ -53,7 +53,7 @@ def texts(ranges: list[tuple[tuple[int, int], tuple[int, int]]]) -> set[str]:
     return {lines[line - 1][start:end] for (line, start), (_, end) in ranges}
 
 
-def test_what_no_test_can_notice_is_left_out() -> None:
+def test_mutants_that_no_test_can_notice_are_left_out() -> None:
     """Annotations, types that are cast to, and decorators are left out, and no other code."""
     left_out = {"cache", "int", "str", "list[int]", "Final[int]", "float", "final"}
     assert texts(MUTATE["unnoticeable"](MUTATED)) == left_out

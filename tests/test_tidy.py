@@ -384,7 +384,7 @@ def test_file_names_have_one_meaning() -> None:
     assert not list(repeated_file_names(checkout()))
 
 
-def test_what_decides_is_sans_io() -> None:
+def test_deciding_code_is_sans_io() -> None:
     """What decides neither awaits, nor reads a clock, nor uses the file system, apart from the named files."""
     path = "shared/streams/task/a.py"
     check_rule(

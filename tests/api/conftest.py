@@ -14,7 +14,7 @@ Outcome = RecordMetadata | BaseException
 
 
 class MemoryProducer:
-    """Acknowledges immediately, in `partitions` partitions, unless `refuse` has an error for the value."""
+    """Acknowledges immediately, in `partitions` partitions, unless `errors_by_value` has an error for the value."""
 
     def __init__(self, topics: Sequence[str] = ("t",), partitions: int = 2) -> None:
         self.logs: dict[str, list[list[ProducerRecord]]] = {t: [[] for _ in range(partitions)] for t in topics}

@@ -19,7 +19,9 @@ def test_the_jars_are_of_one_version() -> None:
     assert any(name.startswith("rocksdbjni-") for name in names)
 
 
-async def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_launcher_without_jdk_or_jars_returns_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a JDK, or without jars and a repository, the launcher returns the reason and no command."""
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()

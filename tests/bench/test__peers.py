@@ -14,14 +14,14 @@ from bench._session_peers import PEERS, Stopwatch
 NAME = "bytewax session count"
 
 
-def test_who_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_importable_peers_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     """A Python lists the peers that it can import. A missing interpreter has no peers and is reported."""
     assert set(available(sys.executable)) <= set(PEERS)
     assert available("/no/python") == []
     assert "/no/python cannot be run" in capsys.readouterr().err
 
 
-def test_who_is_absent() -> None:
+def test_missing_peers_have_an_install_command() -> None:
     """Each missing peer has a line with the command that installs it."""
     (line,) = absent("/some/python", ["quix tumbling count"])
     assert "/some/python has no bytewax (pip install bytewax" in line

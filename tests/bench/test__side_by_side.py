@@ -56,7 +56,7 @@ def test_a_rate_that_is_missed_is_status_one(least: float, status: int, capsys: 
     assert capsys.readouterr().out.splitlines()[-1].startswith("  ours: 200 records/s (target:")
 
 
-def test_what_was_not_measured_is_reported_and_not_missed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_that_were_not_measured_are_reported_and_not_missed(capsys: pytest.CaptureFixture[str]) -> None:
     """A ratio or rate of a missing peer is reported as not measured, and the status is 0."""
     figures = {"ours": {"records_per_second": 200.0, "cpu_us_per_record": 1.5}}
     assert report("title", figures, [("ours", "theirs", 9.0)], rates={"others": 1.0}, as_json=True) == 0

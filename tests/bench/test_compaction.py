@@ -11,7 +11,7 @@ from bench._targets import missed, show
 from bench.compaction import TARGETS
 
 
-def test_what_is_missed() -> None:
+def test_figures_beyond_their_limits_are_missed() -> None:
     """A rate below its limit or a time above it is missed. A figure without a limit is never missed."""
     for name, (limit, which) in TARGETS.items():
         low, high = missed({name: limit * 0.9}, TARGETS), missed({name: limit * 1.1}, TARGETS)

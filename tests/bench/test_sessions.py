@@ -36,7 +36,7 @@ def test_every_kind_of_windows_has_laws_of_keys() -> None:
 
 
 @pytest.mark.parametrize("kind", list(sessions.WINDOWS))
-def test_what_only_reads_does_so_once(kind: str) -> None:
+def test_contestants_that_only_read_run_on_one_topic(kind: str) -> None:
     """The two contestants that only read run on one topic. The others run on the topic of each key distribution."""
     names = sessions.contestants(sessions.LAWS_OF[kind])
     first, *_ = laws = sessions.LAWS_OF[kind]

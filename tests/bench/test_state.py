@@ -32,7 +32,7 @@ def test_memory_that_is_limited_ends_the_one_in_memory() -> None:
     assert run("in_memory", 100_000, 8) == {"failed": state.OUT_OF_MEMORY}
 
 
-def test_what_is_on_disk_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_sessions_on_disk_are_read_back(tmp_path: Path) -> None:
     """Sessions on disk are read back with their counts, and further records are added to them."""
     figures = state.contest("rocksDB", 3_000, None)
     assert float(figures["cpu_us_per_record"]) > 0
@@ -61,7 +61,7 @@ def test_rocksdb_holds_what_memory_does_not() -> None:
         (KEPT, {"failed": state.OUT_OF_MEMORY}, 1),
     ],
 )
-def test_what_fails(
+def test_state_on_disk_must_hold_its_sessions_in_less_memory(
     in_memory: dict[str, Any], on_disk: dict[str, Any], status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The benchmark fails if RocksDB cannot hold its sessions, or needs more memory than a store in memory that can."""

@@ -151,9 +151,9 @@ async def test_unknown_members_and_generations_are_errors(wire: Wire, name: str)
 async def test_a_missing_group_is_dead(wire: Wire, name: str) -> None:
     """A group that no member joined is Dead."""
     await wire.request(Api.FIND_COORDINATOR, key=name)
-    nobody = Member(wire, name, member_id="m", generation=1)
-    assert await nobody.heartbeat() == "UNKNOWN_MEMBER_ID"
-    assert await nobody.leave() == "UNKNOWN_MEMBER_ID"
+    unknown = Member(wire, name, member_id="m", generation=1)
+    assert await unknown.heartbeat() == "UNKNOWN_MEMBER_ID"
+    assert await unknown.leave() == "UNKNOWN_MEMBER_ID"
     assert await state_of(wire, name) == "Dead"
     response = await wire.request(Api.DELETE_GROUPS, groups=[name])
     assert code_name(response.groups[0].error_code) == "GROUP_ID_NOT_FOUND"

@@ -174,13 +174,13 @@ async def test_groups(kafka: Broker, topic_name: str) -> None:
             (only,) = (await admin.describe_group(group)).members
             assert only.assignment == {tp}
             assert only.host.startswith("/")
-            who = rf"{only.member_id} \(client {only.client_id}, host {only.host}\)"
+            member = rf"{only.member_id} \(client {only.client_id}, host {only.host}\)"
             for call in (
                 admin.alter_group_offsets(group, {tp: 1}),
                 admin.reset_group_offsets(group, "latest"),
                 admin.delete_group(group),
             ):
-                with pytest.raises(GroupNotEmpty, match=who):
+                with pytest.raises(GroupNotEmpty, match=member):
                     await call
             assert (await admin.reset_group_offsets(group, "latest", dry_run=True))[tp].after == 10
         await admin.delete_group(group)

@@ -80,7 +80,7 @@ async def until(done: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
-def lives(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -244,7 +244,7 @@ async def test_a_job_over_its_timeout_is_stopped(tmp_path: Path, deaf: bool, mon
         health = supervisor.health()
         assert (health.ok, health.detail, health.facts["state"]) == (True, "stopped after 2000 ms", "failing")
         assert jobs.registry.get_sample_value("penstock_compaction_consecutive_failures") == 1
-        assert not lives(int(pid.read_text()))
+        assert not is_alive(int(pid.read_text()))
         await until(lambda: jobs.runs("done") == 1)
         assert jobs.records_max == [100, 50]
 
@@ -281,7 +281,7 @@ async def test_shutdown_stops_the_job(tmp_path: Path) -> None:
     async with supervised(jobs) as supervisor:
         supervisor.request()
         await until(lambda: pid.exists() and bool(pid.read_text()))
-    assert not lives(int(pid.read_text()))
+    assert not is_alive(int(pid.read_text()))
 
 
 PARENT = """
@@ -314,12 +314,12 @@ async def test_a_job_does_not_outlive_a_killed_aggregator(tmp_path: Path, deaf: 
     try:
         await until(lambda: all(file.exists() and file.read_text() for file in (pid, child)))
         pids = [int(file.read_text()) for file in (pid, child)]
-        assert all(map(lives, pids))
+        assert all(map(is_alive, pids))
     finally:
         parent.kill()
         await parent.wait()
     started = time.monotonic()
-    await until(lambda: not any(map(lives, pids)))
+    await until(lambda: not any(map(is_alive, pids)))
     assert time.monotonic() - started < 5
 
 

@@ -42,7 +42,7 @@ async def test_problems_are_found_and_fixed(kafka: Broker, topic_name: str) -> N
             given = ADDED_CONFIG.search(finding.fix)
             assert given is not None, finding
             changed[finding.about.split()[-1]] |= dict(pair.split("=", 1) for pair in given.group(1).split(","))
-        fixed = {name.replace(topic_name, f"{topic_name}-mended"): given for name, given in changed.items()}
+        fixed = {name.replace(topic_name, f"{topic_name}-fixed"): given for name, given in changed.items()}
         await admin.create_topics([NewTopic(name, 2, configs=given) for name, given in fixed.items()])
         names = [name for name in fixed if not name.endswith("-dlq")]
         assert [finding.level for finding in await examine_kafka(settings, names, NOW_MS)] == ["ok", "ok"]

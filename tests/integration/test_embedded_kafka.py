@@ -131,7 +131,7 @@ def start_and_kill_starter(folder: Path) -> int:
 
 
 @pytest.mark.soak
-async def test_folder_locked_by_kafka_itself(own_kafka: EmbeddedKafka) -> None:
+async def test_folder_locked_by_kafka(own_kafka: EmbeddedKafka) -> None:
     """Kafka's own lock on a folder raises FolderInUse, if our lock file is missing."""
     (own_kafka.data_dir / LOCK_FILE).unlink()
     with pytest.raises(FolderInUse, match=str(own_kafka.data_dir)):

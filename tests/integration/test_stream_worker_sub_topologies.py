@@ -34,7 +34,7 @@ FIRST_MS = 100  # of the orders: rows of users and countries are older, so they 
 CITIES = {"ann": "Oslo", "bob": "Rome", "cat": None}
 
 
-def parts(topic: str) -> Topology:
+def orders_topology(topic: str) -> Topology:
     """Orders by user, joined with the user's row and the city's country, counted in tumbling windows and joined with
     visits.
     """
@@ -90,7 +90,7 @@ async def test_all_sub_topologies_over_a_restart(kafka: Broker, topic_name: str)
         own = f"{topic_name}-by-user-repartition"
         for first in (0, 30):
             await send(chain, *visits[first : first + 30], *orders(topic_name, first, 30))
-            worker = chain.worker(parts(topic_name), repartition_purge_interval_ms=50)
+            worker = chain.worker(orders_topology(topic_name), repartition_purge_interval_ms=50)
             async with running(worker):
 
                 async def done(total: int = first + 30, worker: StreamWorker = worker) -> bool:

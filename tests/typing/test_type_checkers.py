@@ -97,7 +97,7 @@ def test_pyright_finds_the_mistakes_and_nothing_else(folder: Path) -> None:
     assert len(found) >= FOUND_AT_LEAST
 
 
-def test_what_neither_finds_is_an_error_when_the_program_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_that_no_type_checker_finds_fail_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A field and a handler are named by text; both are rejected before the first record."""
     mistakes = loaded()
     monkeypatch.setitem(sys.modules, mistakes.__name__, mistakes)

@@ -269,7 +269,7 @@ def parse(chunks: list[bytes]) -> tuple[list[tuple[int, ProducerRecord]], list[R
 
 
 @given(bodies, lines, st.lists(st.integers(0, 1_000), max_size=20))
-def test_chunks_cut_anywhere_give_the_same_records(body: bytes, last: bytes, cuts: list[int]) -> None:
+def test_chunks_cut_anywhere_return_the_same_records(body: bytes, last: bytes, cuts: list[int]) -> None:
     """The records do not depend on how a body is split into chunks."""
     whole = body + last
     assert parse(cut(whole, cuts)) == parse([whole])

@@ -254,7 +254,7 @@ def test_errors_in_values_of_several_lines_have_line_and_column() -> None:
     assert column_after("") == 1
 
 
-def test_a_time_outside_of_the_calendar_is_named_so() -> None:
+def test_a_time_outside_of_the_calendar_is_described() -> None:
     """A time beyond the year 9999 is described as outside of the calendar, with the likely unit."""
     settings = IngestSettings()
     read_time = topic_reader(settings, settings.default_topic).time

@@ -328,8 +328,8 @@ async def test_errors_of_every_layer_have_numbers(producer: Any) -> None:
     app = create_app(rest_proxy=rest, credentials=credentials)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
 
-    def headers_of(who: str, **more: str) -> dict[str, str]:
-        return {"Authorization": f"Bearer {who:x<16}", **more}
+    def headers_of(role: str, **more: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {role:x<16}", **more}
 
     long = b'{"value":{"type":"JSON","data":"' + b"x" * 100 + b'"}}'
     rejected: list[tuple[str, str, dict[str, str], bytes | None, int, int]] = [

@@ -255,7 +255,7 @@ def test_key_of_a_late_record_is_that_of_its_source_record(spark: Any) -> None:
     assert found == [f"late: offset {i} has another key or time in the source" for i in (1, 2)]
 
 
-def test_what_spark_cannot_know_is_not_compared(lake: Lake) -> None:
+def test_inputs_that_spark_cannot_recompute_are_rejected(lake: Lake) -> None:
     """Nodes before the window, topics of another id or that lost records, and a lake without tables."""
     played = [play(lake.topic, "session", 0, records=30, filtered=True)]
     lake.send(played)

@@ -222,7 +222,7 @@ def test_csv_lines_of_another_width_are_rejected(spark: Any, tmp_path: Path, hea
     assert [row[at] for row in read(InferSchema="FALSE", PathGlobFilter="a*")][-1:] == ["1"]
 
 
-def test_files_that_changed_are_told_apart(spark: Any, tmp_path: Path) -> None:
+def test_changed_files_change_the_fingerprint(spark: Any, tmp_path: Path) -> None:
     """The fingerprint depends on the names, sizes and times of the files, and on how rows become records."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.csv").write_text("who,ms\nann,1\n")

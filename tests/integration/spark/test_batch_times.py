@@ -38,7 +38,7 @@ def in_ms(spark: Any, type_: str, values: list[str | None], unit: TimeUnit = "ms
 
 
 @pytest.mark.parametrize("type_", NUMBERS)
-def test_numbers_count_what_the_unit_says(spark: Any, type_: str) -> None:
+def test_numbers_have_the_configured_unit(spark: Any, type_: str) -> None:
     """A number is in ms, however it is stored, unless a unit is given. A missing number is -1, not the epoch."""
     assert in_ms(spark, type_, [str(MS), None]) == [MS, -1]
     assert in_ms(spark, type_, [str(MS // 1000)], "s") == [MS]

@@ -118,7 +118,9 @@ def late_in_tasks(simulation: Any) -> list[tuple[int, int]]:
     return sorted((task.partition, int(headers[2][1])) for task in simulation.tasks for *_, headers in task.late)
 
 
-def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregations: Any, tmp_path: Path) -> None:
+def test_tables_equal_the_committed_work_after_each_compaction(
+    simulate: Any, topics: Any, job: Any, aggregations: Any, tmp_path: Path
+) -> None:
     """After each compaction the tables hold exactly the committed work, whatever zombies wrote. A repeated compaction
     changes nothing."""
     simulation = simulate()

@@ -196,7 +196,7 @@ def test_a_closed_sliding_window_is_not_live(spark: Any, tmp_path: Path) -> None
         lake.corrected(spark, str(tmp_path), "app", "sliding")
 
 
-def test_what_cannot_be_merged_is_rejected_by_name(spark: Any, tmp_path: Path) -> None:
+def test_invalid_merges_are_rejected_by_name(spark: Any, tmp_path: Path) -> None:
     """Aggregations, stores and lakes."""
     driver = TopologyTestDriver(topology(GRACE, "session", n=Count(), all=CollectList("tag")))
     driver.pipe("in", key=b"a", value=b'{"tag": 1}', timestamp=5)

@@ -325,7 +325,7 @@ async def test_a_missing_application_is_reported(capsys: pytest.CaptureFixture[s
         (line,) = capsys.readouterr().err.splitlines()
         assert "typo-changelog" in line
         assert "set application" in line
-    nobody = [
+    unreachable = [
         "--application",
         "app",
         "--status",
@@ -335,5 +335,5 @@ async def test_a_missing_application_is_reported(capsys: pytest.CaptureFixture[s
         "--kafka-timeout-ms",
         "50",
     ]
-    assert await asyncio.to_thread(main, nobody) == 1
+    assert await asyncio.to_thread(main, unreachable) == 1
     assert "no broker reached" in capsys.readouterr().err

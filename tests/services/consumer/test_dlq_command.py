@@ -60,7 +60,7 @@ async def test_a_record_larger_than_the_default_buffer_is_replayed(capsys: pytes
     assert json.loads(capsys.readouterr().out)["sent"] == 1
 
 
-async def test_a_replay_without_the_progress_of_earlier_ones_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_replay_without_earlier_progress_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
     """If Kafka has deleted the progress, a dry run shows that all dead letters would be sent again, and why."""
     source = ConsumerRecord("clicks", 0, 0, 1, b"k", b"v")
     record = dead_letter_record("clicks-dlq", DeadLetter(source, "process", "E", "", 1, "g"))

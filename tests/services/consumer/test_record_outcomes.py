@@ -528,7 +528,7 @@ def test_a_constant_backoff_has_jitter() -> None:
     assert [policy.backoff_after_ms(3, random) for random in (0, 0.25, 0.5, 1)] == [800, 900, 1_000, 1_000]
 
 
-def test_the_last_attempt_gives_up() -> None:
+def test_max_attempts_counts_the_first_call() -> None:
     """`max_attempts` counts handler calls, including the first."""
     policy = RetryPolicy(max_attempts=2, jitter=0)
     assert policy.decide(OSError(), 1, 0.5) == Retry(100)

@@ -49,7 +49,7 @@ async def test_a_lock_file_without_a_process(tmp_path: Path, monkeypatch: pytest
     first.release()
 
 
-async def test_lock_lives_as_long_as_the_process_that_inherited_it(tmp_path: Path) -> None:
+async def test_lock_is_held_while_the_process_that_inherited_it_runs(tmp_path: Path) -> None:
     """A lock is held as long as the process that inherited it runs."""
     lock, again = FolderLock(tmp_path), FolderLock(tmp_path)
     await lock.acquire()

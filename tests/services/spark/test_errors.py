@@ -43,7 +43,7 @@ class Raised(Exception):
             self.java_exception = Throwable(text, self.java_exception)
 
 
-def test_a_jvm_that_is_gone_is_said() -> None:
+def test_a_lost_jvm_is_named() -> None:
     """The error names the lost JVM, because Py4J's message about a broken connection does not help a user."""
     for error in (
         Py4JNetworkError("Answer from Java side is empty"),
@@ -55,7 +55,7 @@ def test_a_jvm_that_is_gone_is_said() -> None:
 ABORTED = "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times"
 
 
-def test_a_task_that_failed_says_why() -> None:
+def test_a_failed_tasks_message_is_the_last_cause() -> None:
     """The message is the last cause, not the task and stage."""
     assert str(translated(Raised(ABORTED, "java.lang.RuntimeException: x is not a Parquet file"))) == (
         "x is not a Parquet file"
@@ -74,7 +74,7 @@ JAVA = "\n\n\tat org.apache.spark.api.python.BasePythonRunner.handlePythonExcept
         RuntimeError(f"\n  An exception was thrown from the Python worker.\n{CHAINED}ValueError: bad\n{JAVA}"),
     ],
 )
-def test_a_task_whose_python_code_failed_says_why(error: Exception) -> None:
+def test_a_failed_python_tasks_message_is_the_last_traceback_line(error: Exception) -> None:
     """The message is the last line of the last traceback."""
     assert str(translated(error)) == "ValueError: bad"
 
@@ -106,7 +106,7 @@ def test_a_folder_that_a_task_may_not_write_is_named() -> None:
         ),
     ],
 )
-def test_each_failure_says_what_is_true(text: str, kind: type[PenstockError], message: str) -> None:
+def test_each_failure_is_recognized_by_its_text(text: str, kind: type[PenstockError], message: str) -> None:
     """A failure is recognized by its text anywhere in the message, and stack traces are left out."""
     error = translated(RuntimeError(text))
     assert type(error) is kind
@@ -114,7 +114,7 @@ def test_each_failure_says_what_is_true(text: str, kind: type[PenstockError], me
     assert "\n" not in str(error)
 
 
-def test_the_last_cause_that_says_anything() -> None:
+def test_causes_without_a_message_are_skipped() -> None:
     """A cause that is only a class name is skipped. An error without a cause is its own cause."""
     assert last_cause(Raised("a.b.C: why\n at x", "a.b.D")) == "why"
     assert last_cause(Raised("a.b.D")) == "a.b.D"

@@ -78,7 +78,7 @@ def test_a_wrong_setting_ends_a_job_by_its_name(
     assert all(named in line for line in capsys.readouterr().err.splitlines())
 
 
-def test_what_a_restore_still_reads_is_not_removed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_retention_below_the_minimum_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     """A retention below the minimum is rejected with its name and the minimum."""
     assert CompactSettings.load([*NEEDED, "--retention-hours", "24"], environ={}).retention_hours == 24
     for hours in ("0", "23"):

@@ -314,7 +314,7 @@ def test_a_scratch_folder_goes_with_its_job(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [made]
 
 
-def test_what_a_killed_job_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_the_next_job_removes_the_folder_of_a_killed_one(tmp_path: Path) -> None:
     """The folder's lock is free, so the folder is removed with its content. A symbolic link is left alone."""
     left, elsewhere = tmp_path / f"{SCRATCH_PREFIX}left", tmp_path / "elsewhere"
     for folder in (left, elsewhere):

@@ -39,7 +39,7 @@ async def send(kafka: KafkaSettings, *records: tuple[str, int, int]) -> None:
             await producer.send_and_wait(topic, b"v", partition=partition, timestamp=ms)
 
 
-async def test_what_topics_hold_and_where_a_time_begins(kafka: KafkaSettings) -> None:
+async def test_offsets_of_topics_and_of_times(kafka: KafkaSettings) -> None:
     """Offsets are by topic and partition. If a partition has no record so late, its offset is its end."""
     await send(kafka, ("a", 0, 100), ("a", 0, 200), ("b", 0, 50))
     async with Admin(kafka) as admin:

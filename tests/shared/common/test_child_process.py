@@ -60,7 +60,7 @@ async def test_environment_and_folder_are_given(tmp_path: Path) -> None:
     assert child.log_tail() == ["a b True"]
 
 
-async def test_kill_is_sigkill_of_the_child_itself(tmp_path: Path) -> None:
+async def test_kill_sends_sigkill_to_the_child(tmp_path: Path) -> None:
     """A killed child does not clean up, and its status is SIGKILL."""
     child = await shell("trap 'echo tidied' TERM EXIT; while :; do sleep 0.05; done", tmp_path)
     child.kill()
@@ -118,7 +118,7 @@ async def test_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         await ChildProcess.start(["sh"], log_file=tmp_path / "file" / "log")
 
 
-async def test_early_death_shows_the_last_output_of_this_run(tmp_path: Path) -> None:
+async def test_an_early_exit_shows_the_last_output_of_this_run(tmp_path: Path) -> None:
     """The error of an ended child has the status and this run's last lines, not an earlier run's."""
     (tmp_path / "log").write_text("an earlier run\n")
     child = await shell("echo cannot go on; exit 1", tmp_path)

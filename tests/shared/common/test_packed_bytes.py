@@ -76,7 +76,7 @@ texts = st.binary(max_size=20)
 
 
 @given(st.data(), st.integers(1, 4), st.integers(0, 6))
-def test_rows_alternate_pieces_and_texts(data: st.DataObject, columns: int, rows: int) -> None:
+def test_rows_alternate_raw_bytes_and_texts(data: st.DataObject, columns: int, rows: int) -> None:
     """A row consists of pieces and texts of any length in turns, also for slices of a buffer. A null is empty."""
     pieces = data.draw(st.lists(texts, min_size=columns + 1, max_size=columns + 1))
     of_rows = [data.draw(st.lists(texts | st.none(), min_size=rows + 1, max_size=rows + 1)) for _ in range(columns)]

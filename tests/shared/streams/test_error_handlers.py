@@ -77,7 +77,7 @@ def test_fail(stage: str) -> None:
     assert driver.task.sources == {"in": 3}
 
 
-def test_a_store_half_changed_is_never_left_so() -> None:
+def test_a_processor_that_fails_after_a_store_change_ends_the_task() -> None:
     """A processor that raises after changing its own store ends the task, under any handler."""
 
     class Half(Processor):

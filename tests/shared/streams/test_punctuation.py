@@ -237,7 +237,7 @@ def test_timedelta_and_ms_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("interval", [0, -5, timedelta(0), timedelta(microseconds=500), timedelta(microseconds=1_500)])
-def test_task_rejects_an_interval_that_is_no_whole_ms(interval: timedelta | int) -> None:
+def test_task_rejects_an_interval_that_is_not_a_whole_ms(interval: timedelta | int) -> None:
     """An interval below 1 ms, or not a whole number of milliseconds, is rejected."""
     with pytest.raises(ConfigError, match="at least 1"):
         TopologyTestDriver(topology(lambda context: context.schedule(interval, WALL, print) and None))
@@ -255,7 +255,7 @@ WRONG: list[tuple[str, Callable[[ProcessorContext], object]]] = [
 
 
 @pytest.mark.parametrize(("message", "call"), WRONG, ids=range(len(WRONG)))
-def test_what_cannot_be_scheduled(message: str, call: Callable[[ProcessorContext], object]) -> None:
+def test_invalid_arguments_of_schedule_are_rejected(message: str, call: Callable[[ProcessorContext], object]) -> None:
     """An invalid argument of schedule() raises a ConfigError that names it."""
     with pytest.raises(ConfigError, match=message):
         TopologyTestDriver(topology(lambda context: call(context) and None))
@@ -303,7 +303,7 @@ def test_scheduling_before_init_is_rejected() -> None:
         task.schedule(10, WALL, print)
 
 
-def test_a_callback_may_forward_and_asks_for_a_commit() -> None:
+def test_a_callback_may_forward_and_needs_a_commit() -> None:
     """Records that a wall-clock callback forwards are written by the next commit, which is needed even without an input
     record."""
 
@@ -574,7 +574,7 @@ def test_a_start_may_be_the_epoch(start: Any) -> None:
 @pytest.mark.parametrize(
     "start", [-1, True, 5.5, math.inf, math.nan, "5", timedelta(microseconds=1_500), timedelta(milliseconds=-1)]
 )
-def test_a_start_that_is_no_whole_ms(start: Any) -> None:
+def test_a_start_that_is_not_a_whole_ms(start: Any) -> None:
     """The error has the value and the valid ones."""
     with pytest.raises(ConfigError, match="start must"):
         wall_clock_due(TaskSchedules(), start=start)
@@ -675,7 +675,7 @@ def test_a_named_grid_survives(name: str | None, after: list[int]) -> None:
     assert call_times(driver, wall_ms=500) == after
 
 
-def test_what_the_document_says_is_rejected() -> None:
+def test_schedules_that_the_document_forbids_are_rejected() -> None:
     """An invalid argument of `schedule` is rejected by its name, and so is a call outside the task's callbacks."""
     for schedule, named, argument in (
         ((0, STREAM), {}, "interval"),

@@ -17,7 +17,7 @@ def test_a_key_must_leave_room_for_the_rest() -> None:
         StreamsSettings(key_bytes_max=1_000, max_request_size=1_000)
 
 
-def test_missing_source_offsets_stop_unless_told_otherwise() -> None:
+def test_missing_source_offsets_fail_the_worker_by_default() -> None:
     """By default, a worker fails if source offsets are missing."""
     assert StreamsSettings().on_missing_source_offsets == "fail"
 

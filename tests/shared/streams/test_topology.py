@@ -214,7 +214,7 @@ def test_a_function_of_the_current_folder() -> None:
         ("my_topologies:empty", {}, "no stream was defined"),
     ],
 )
-def test_what_is_wrong_with_a_topology(name: str, options: dict[str, str], message: str) -> None:
+def test_an_invalid_topology_is_rejected_with_the_reason(name: str, options: dict[str, str], message: str) -> None:
     """A module, function or option that does not exist, or a result that is not a topology, raises a ConfigError with
     the reason."""
     with pytest.raises(ConfigError, match="topology: ") as raised:
@@ -262,7 +262,7 @@ def test_an_aggregation_that_hides_a_column_of_closed_or_late_is_rejected(table:
 
 
 @pytest.mark.parametrize("name", ["a b", "a=b", "a/b", "a,b", "a;b"])
-def test_a_store_name_that_is_no_column_name_is_rejected(name: str) -> None:
+def test_a_store_name_that_is_not_a_column_name_is_rejected(name: str) -> None:
     """An invalid name of a column or folder is rejected. The error lists the invalid characters."""
     with pytest.raises(ConfigError, match=r"store '.*'.*table state"):
         require_lake_names(session_stores(name))

@@ -108,7 +108,7 @@ def test_rejected_when_the_topology_is_written(use: str, function: Any) -> None:
 
 
 @pytest.mark.parametrize("function", [later, stream_of])
-def test_what_is_iterated_may_be_a_generator(function: Any) -> None:
+def test_flat_map_functions_may_be_generators(function: Any) -> None:
     """flat_map_values accepts a function that returns a generator. flat_map and flat_map_values reject coroutine and
     async generator functions."""
     for name in ("flat_map", "flat_map_values"):
@@ -217,7 +217,7 @@ def test_schedules() -> None:
     assert message.startswith("schedule: callback returned a coroutine")
 
 
-def test_what_is_there_goes_on() -> None:
+def test_a_finished_value_is_returned_unchanged() -> None:
     """A finished value is returned unchanged. Classes and built-in functions count as plain functions."""
     for value in (None, True, 0, [1], {"a": 1}, range(3)):
         assert plain("a function", lambda value=value: value)() is value

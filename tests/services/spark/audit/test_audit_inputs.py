@@ -111,6 +111,6 @@ def test_fields_are_read_as_the_engine_adds_them() -> None:
 @pytest.mark.parametrize(
     "value", [None, b"", b"{", b"[1]", b"5", b'{"page":"\xff"}', b'{"n":' * 100_000, b"[" * 100_000]
 )
-def test_a_value_that_is_no_object_has_no_fields(value: bytes | None) -> None:
+def test_a_value_that_is_not_an_object_has_no_fields(value: bytes | None) -> None:
     """A dead letter whose value is not a JSON object has no fields, and the audit continues."""
     assert parsed(value, b'{"n":1}') == [(None, None, None, False), (1, None, None, False)]

@@ -82,7 +82,7 @@ def test_a_late_record_is_one_that_can_only_reach_closed_sessions(times: list[in
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 80)), max_size=25), st.integers(1, 30))
-def test_replay_gives_one_row_a_record(records: list[tuple[str, int]], rows: int) -> None:
+def test_replay_returns_one_row_per_record(records: list[tuple[str, int]], rows: int) -> None:
     """Keys and partitions stay separate, however records are batched.
 
     Records of sessions that stay open follow in a later batch.

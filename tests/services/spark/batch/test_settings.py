@@ -33,14 +33,14 @@ def load(*flags: str) -> BatchSettings:
         (["--reader-options=header=true", "--reader-options=Header=false"], "reader_options: .*twice"),
     ],
 )
-def test_what_does_not_fit_is_named(flags: list[str], named: str) -> None:
+def test_invalid_combinations_are_rejected_by_name(flags: list[str], named: str) -> None:
     """An invalid combination is rejected by name before Spark starts."""
     with pytest.raises(ConfigError, match=named):
         load(*flags)
 
 
 @pytest.mark.parametrize("live_from", ["earliest", "latest", "0:7", "0:7,1:9", "1357002000000", "2013-01-01T00:00:00Z"])
-def test_places_at_which_a_live_one_begins(live_from: str) -> None:
+def test_start_offsets_of_live_from(live_from: str) -> None:
     """Every form of a start offset is a valid setting."""
     assert load("--files=f", f"--live-from={live_from}").live_from == live_from
 
@@ -53,7 +53,7 @@ def test_tasks_go_by_the_streams_settings() -> None:
     assert (streams.transaction_timeout_ms, streams.max_future_ms, streams.topic_wait_ms) == (90_000, 5, 7_000)
 
 
-def test_places_that_spark_needs() -> None:
+def test_locations_that_spark_needs() -> None:
     """They are the lake's location and the files' location as URIs for Hadoop."""
     settings = load("--files=s3://history/*.json", "--live-from=latest")
     assert settings.spark_uris == (settings.tables, "s3a://history/*.json")

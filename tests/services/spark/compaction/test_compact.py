@@ -117,7 +117,7 @@ def test_positions_are_read_from_the_rows_if_no_commit_has_them(tmp_path: Path) 
             job()._table_positions(CLOSED, DeltaTable(uri), offsets(0, 9))
 
 
-def test_a_range_begins_as_its_progress_row_says() -> None:
+def test_a_range_begins_at_its_progress_row() -> None:
     """The reader starts with its epoch and progress. The newest row and the positions are those of the partition."""
     start = {"epoch": 3, "progress": "{3}"}
     newest = {0: {"epoch": 4, "progress": "{4}"}}

@@ -193,7 +193,7 @@ def test_the_newest_change_of_a_window_counts(at_once: int) -> None:
     assert (found.covered_offset, found.result([]).stores) == (len(entries), STORES)
 
 
-def test_stores_are_told_apart() -> None:
+def test_windows_of_two_stores_are_different_rows() -> None:
     """Windows of one key and start are different windows in two stores, and each store has its own table."""
     entries = [takeover(), live(b"a", 1, 2, 5), live(b"a", 1, 2, 6, store=1), final(b"b", 1, 2, 7, store=1)]
     found = compacted([*entries, final(b"c", 1, 2, 8), progress(stores=TWO_STORES)])
@@ -260,7 +260,7 @@ def test_keys_are_text_or_bytes() -> None:
     assert "key" not in rows["closed/s"][0]
 
 
-def test_what_no_commit_confirmed_is_not_there() -> None:
+def test_entries_without_a_commit_are_not_compacted() -> None:
     """Entries after the last progress record belong to the next compaction. Entries of an old epoch are ignored."""
     entries = [takeover(), live(b"a", 1, 1, 1), progress(), live(b"b", 1, 1, 1, 1)]
     found = compacted(entries)
@@ -272,7 +272,7 @@ def test_what_no_commit_confirmed_is_not_there() -> None:
     assert compacted(entries[:2]).commit is None
 
 
-def test_a_progress_row_says_how_far_the_tables_are() -> None:
+def test_a_progress_row_has_the_positions_of_the_tables() -> None:
     """It has the next offset, by table the last row, and the rows and files added since the last rewrite."""
     entries = [takeover(), final(b"a", 1, 2, 1), live(b"b", 1, 2, 1), final(b"c", 1, 2, 1), progress()]
     (row,) = [r for r in row_sets(compacted(entries).rows(options()))["state"] if r["row"] == "progress"]
@@ -405,7 +405,7 @@ async def test_a_range_is_read_on_until_a_commit_has_ended() -> None:
         assert (cut.covered_offset, cut.commit) == (0, None)
 
 
-async def test_records_that_count_for_nobody_are_read_past() -> None:
+async def test_foreign_records_are_skipped() -> None:
     """A range of foreign records is read on to the next commit, or to the planned end of the partition."""
     foreign = [(None, b"{}")] * 20
     async with broker([*foreign, takeover(), live(b"a", 1, 1, 1), progress(), *foreign]) as kafka:
@@ -425,7 +425,7 @@ def test_a_range_moves_where_another_follows() -> None:
         assert bool(compacted(idle, of).rows(options())) is moves
 
 
-async def test_records_that_do_not_come_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_records_of_a_range_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A range beyond the records that the broker returns ends with an error that names the position."""
     monkeypatch.setattr(compaction_task, "POLL_MS", 1)
     async with broker([takeover(), live(b"a", 1, 1, 1), progress()]) as kafka:

@@ -193,9 +193,7 @@ def test_a_file_has_no_more_rows_than_it_may(tmp_path: Path, monkeypatch: pytest
     assert len({file.path for file in files}) == 3
 
 
-def test_what_is_too_much_to_sort_at_once_comes_in_several_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_beyond_one_sort_are_written_to_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file is ordered by time. No row is left out, whatever the size of a batch."""
     batches = [
         pa.RecordBatch.from_pylist([{"window_start": start, "n": n} for start in (n + 5, n)]) for n in range(0, 50, 10)
@@ -274,7 +272,7 @@ def test_positions_are_those_of_the_newest_compaction(tmp_path: Path) -> None:
     assert table_positions(newest(uri)) is None
 
 
-def test_what_a_commit_says(tmp_path: Path) -> None:
+def test_commit_kinds_of_other_writers(tmp_path: Path) -> None:
     """A commit of another writer has no metadata, or other metadata."""
     uri = str(tmp_path / "t")
     assert commit_history(made(uri), 1)[0].get("kind") is None

@@ -93,7 +93,7 @@ def test_a_run_counts_though_the_deletion_failed() -> None:
         job.maintenance.failed.raise_first()
 
 
-def test_nothing_is_deleted_unless_the_setting_asks_for_it() -> None:
+def test_nothing_is_deleted_without_delete_covered() -> None:
     """Without `delete_covered` a compaction does not try to delete from the changelog."""
     assert Job(lambda text: None, AuthorizationFailed("no DELETE"), delete_covered=False).run().failed == ()
 

@@ -108,7 +108,7 @@ async def test_a_broker_that_is_not_reached_does_not_delay_the_creation_of_a_top
             await admin.create_topics([NewTopic("new", 1)], timeout_ms=10_000)
 
 
-async def test_brokers_are_asked_for_a_created_topic_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_brokers_are_checked_concurrently_for_a_created_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     """The waits for several unreachable brokers do not add up: no connection waits for another one."""
     async with FakeCluster(nodes=3) as cluster:
         cluster.create_topic("new")

@@ -42,7 +42,7 @@ def sasl() -> KafkaSettings:
     )
 
 
-def test_client_ids_tell_instances_apart() -> None:
+def test_client_ids_are_unique() -> None:
     """Every client has a unique id, unless one is configured."""
     assert default_client_id() != default_client_id()
     assert Connection(KafkaSettings()).client_id.startswith("penstock-")
@@ -112,7 +112,7 @@ async def test_retrying() -> None:
     assert issubclass(KafkaTimeout, RetriableError)
 
 
-async def test_a_closed_connection_says_so() -> None:
+async def test_a_request_over_a_closed_connection_fails() -> None:
     """A request over a closed connection fails with BrokerNotAvailable and the address."""
     with pytest.raises(BrokerNotAvailable, match="topic t"):
         await Connection(KafkaSettings()).send(1, object(), "topic t")
@@ -152,7 +152,7 @@ async def test_a_close_ends_the_calls_that_wait_for_metadata(name: str) -> None:
             assert await client.force_metadata_update() is False
 
 
-async def test_a_connection_that_is_not_open_says_so() -> None:
+async def test_a_connection_that_is_not_open_raises_illegal_state() -> None:
     """What needs an open connection raises IllegalState with the client's id."""
     connection = Connection(KafkaSettings(client_id="me"))
     for call in (

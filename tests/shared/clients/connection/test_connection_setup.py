@@ -615,7 +615,7 @@ async def test_an_address_of_a_family_that_the_system_lacks_is_skipped(monkeypat
     server.close()
 
 
-async def test_if_all_addresses_refuse_the_last_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_if_all_addresses_fail_the_last_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """If all addresses refuse the connection, the last error is raised. A name without addresses is an error too."""
     network = Network(monkeypatch, set())
     network.found = [(socket.AF_INET, NOBODY)]

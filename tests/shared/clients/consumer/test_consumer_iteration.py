@@ -121,7 +121,7 @@ async def test_a_pause_in_the_body_holds_for_the_next_record(cluster: FakeCluste
         assert await offsets_of(consumer, RECORDS - 1) == list(range(1, RECORDS))
 
 
-async def test_a_rebalance_in_the_body_gives_each_record_once(cluster: FakeCluster) -> None:
+async def test_a_rebalance_in_the_body_returns_each_record_once(cluster: FakeCluster) -> None:
     """The next record waits for the rebalance. Every record is returned exactly once."""
     async with opened(cluster, commit_strategy="auto", max_poll_records=None) as consumer:
         consumer.subscribe(["t"])

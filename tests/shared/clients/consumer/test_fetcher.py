@@ -89,7 +89,7 @@ class Scene:
             made[tp] = got
         self.fetcher.received(fetch, FetchResponse(made), self.now)
 
-    def give(self, **responses: Any) -> None:
+    def respond_to_all(self, **responses: Any) -> None:
         """Responds to the current requests."""
         for fetch in self.next_requests().fetches:
             self.respond(fetch, **responses)
@@ -119,7 +119,7 @@ def test_one_request_a_node() -> None:
 def test_the_next_records_are_fetched_ahead() -> None:
     """The position follows the returned records, and the fetch offset follows the received ones."""
     scene = Scene().at(a0=0)
-    scene.give(a0=batch(0, 10))
+    scene.respond_to_all(a0=batch(0, 10))
     assert scene.fetcher.position(A0) == 0
     assert scene.fetches()[1].wanted == {A0: 10}
     assert scene.take(4) == {A0: [0, 1, 2, 3]}
@@ -132,7 +132,7 @@ def test_the_end_under_read_committed() -> None:
     """Under read_committed, the end is the last stable offset. It is unknown before the first response."""
     scene = Scene(committed=True).at(a0=0)
     assert (scene.fetcher.end(A0), scene.fetcher.lag(A0, 0)) == (None, None)
-    scene.give()
+    scene.respond_to_all()
     assert scene.fetcher.end(A0) == 90
     assert [scene.fetcher.lag(A0, position) for position in (80, 90, 91)] == [10, 0, 0]
 
@@ -141,7 +141,7 @@ def test_the_end_under_read_committed() -> None:
 def test_records_of_an_aborted_transaction(committed: bool, taken: dict[Any, Any], moves: dict[Any, Any]) -> None:
     """Only under read_committed they are left out. The position moves past them, which is reported once."""
     scene = Scene(committed=committed).at(a0=0)
-    scene.give(a0=FetchedPartition(0, 100, 90, ((7, 0),), batch(0, 2, producer_id=7)))
+    scene.respond_to_all(a0=FetchedPartition(0, 100, 90, ((7, 0),), batch(0, 2, producer_id=7)))
     assert scene.take() == taken
     assert (scene.fetcher.position(A0), scene.fetcher.moves(), scene.fetcher.moves()) == (2, moves, {})
 
@@ -149,24 +149,24 @@ def test_records_of_an_aborted_transaction(committed: bool, taken: dict[Any, Any
 def test_partitions_take_turns() -> None:
     """The partition served last comes last in the next limited poll and in the next request."""
     scene = Scene().at(a0=0, a1=0)
-    scene.give(a0=batch(0, 6), a1=batch(0, 6))
+    scene.respond_to_all(a0=batch(0, 6), a1=batch(0, 6))
     assert [list(scene.take(2)) for _ in range(4)] == [[A0], [A1], [A0], [A1]]
     scene = Scene().at(a0=0, a1=0)
-    scene.give(a0=batch(0, 6))
+    scene.respond_to_all(a0=batch(0, 6))
     assert list(scene.fetches()[1].wanted) == [A1, A0]
 
 
 def test_a_poll_is_filled_from_several_partitions() -> None:
     """A limit applies to the poll, not to each partition."""
     scene = Scene().at(a0=0, a1=0)
-    scene.give(a0=batch(0, 3), a1=batch(0, 6))
+    scene.respond_to_all(a0=batch(0, 3), a1=batch(0, 6))
     assert scene.take(5) == {A0: [0, 1, 2], A1: [0, 1]}
 
 
 def test_a_partition_with_enough_buffered_is_not_fetched() -> None:
     """At most twice the partition's limit is fetched. Other partitions of the node wait only briefly meanwhile."""
     scene = Scene().at(a0=0, a1=0)
-    scene.give(a0=batch(0, 1, 1_100))
+    scene.respond_to_all(a0=batch(0, 1, 1_100))
     fetch = scene.fetches()[1]
     assert fetch.wanted == {A1: 0, A0: 1}
     scene.respond(fetch, a0=batch(1, 1, 1_100))
@@ -180,7 +180,7 @@ def test_a_partition_with_enough_buffered_is_not_fetched() -> None:
 def test_a_batch_larger_than_every_limit_is_delivered() -> None:
     """A broker returns at least one batch. It is delivered, whatever its size."""
     scene = Scene(fetch_buffer_bytes=SIZE, fetch_max_bytes=SIZE).at(a0=0, a1=0)
-    scene.give(a0=batch(0, 2, 5 * SIZE))
+    scene.respond_to_all(a0=batch(0, 2, 5 * SIZE))
     assert scene.fetches() == {}
     assert scene.take() == {A0: [0, 1]}
     assert scene.fetches()[1].wanted == {A1: 0, A0: 2}
@@ -202,7 +202,7 @@ def test_back_pressure() -> None:
 def test_free_bytes_are_divided_into_whole_numbers() -> None:
     """The nodes share the free bytes equally. An odd byte is left over."""
     scene = Scene(fetch_buffer_bytes=9 * SIZE + 1).at(a0=0, b0=0)
-    scene.give(a0=batch(0, 1, 1_800), b0=batch(0, 1, 1_800))
+    scene.respond_to_all(a0=batch(0, 1, 1_800), b0=batch(0, 1, 1_800))
     free = 9 * SIZE + 1 - scene.fetcher.buffered_bytes
     assert free % 2 == 1
     assert [fetch.max_bytes for fetch in scene.fetches().values()] == [(free - 1) // 2] * 2
@@ -220,7 +220,7 @@ def test_an_unresponsive_node_leaves_room_for_others() -> None:
 def test_a_paused_partition() -> None:
     """A paused partition keeps its buffer, is not fetched, and does not block others."""
     scene = Scene().at(a0=0, a1=0)
-    scene.give(a0=batch(0, 3))
+    scene.respond_to_all(a0=batch(0, 3))
     scene.fetcher.pause(A0)
     assert (scene.fetcher.has_data, scene.take(), scene.fetcher.paused()) == (False, {}, {A0})
     assert scene.fetches()[1].wanted == {A1: 0}
@@ -231,7 +231,7 @@ def test_a_paused_partition() -> None:
 def test_buffers_of_paused_partitions_are_released() -> None:
     """If other partitions need room, the buffer of a paused partition is dropped and fetched again later."""
     scene = Scene(fetch_buffer_bytes=2 * SIZE).at(a0=0, a1=0)
-    scene.give(a0=batch(0, 2, 900))
+    scene.respond_to_all(a0=batch(0, 2, 900))
     assert scene.take(1) == {A0: [0]}
     scene.fetcher.pause(A0)
     assert scene.fetches()[1].wanted == {A1: 0}
@@ -245,14 +245,14 @@ def test_buffers_of_paused_partitions_are_released() -> None:
 def test_a_seek_discards_earlier_fetches() -> None:
     """After a seek neither buffered records nor the response in flight is returned. The response to a new fetch is."""
     scene = Scene().at(a0=0)
-    scene.give(a0=batch(0, 3))
+    scene.respond_to_all(a0=batch(0, 3))
     old = scene.fetches()[1]
     scene.fetcher.seek(A0, 50)
     assert scene.take() == {}
     scene.respond(old, a0=batch(3, 3))
     assert scene.take() == {}
     assert scene.fetcher.position(A0) == 50
-    scene.give(a0=batch(50, 1))
+    scene.respond_to_all(a0=batch(50, 1))
     assert scene.take() == {A0: [50]}
 
 
@@ -272,7 +272,7 @@ def test_a_stale_response_leaves_a_newer_request_in_flight() -> None:
 def test_an_assignment_forgets_or_keeps() -> None:
     """A new assignment starts fresh. Kept partitions keep their buffer, pause and request."""
     scene = Scene().at(a0=0, a1=0)
-    scene.give(a0=batch(0, 3), a1=batch(0, 3))
+    scene.respond_to_all(a0=batch(0, 3), a1=batch(0, 3))
     under_way = scene.fetches()[1]
     scene.fetcher.pause(A0)
     scene.fetcher.assign([A0, B0], kept=[A0, A1])
@@ -293,7 +293,7 @@ def test_a_leader_that_moved() -> None:
     scene = Scene().at(a0=5)
     waits = []
     for _ in range(6):
-        scene.give(a0=NOT_LEADER)
+        scene.respond_to_all(a0=NOT_LEADER)
         requests = scene.next_requests()
         assert (requests.stale_metadata, requests.fetches) == (True, [])
         assert requests.next_ms is not None
@@ -327,15 +327,15 @@ def test_a_broker_that_does_not_respond() -> None:
 def test_the_high_watermark_is_unknown_while_fetches_fail() -> None:
     """After a failed fetch the high watermark is unknown until a fetch succeeds, because records may have come."""
     scene = Scene().at(a0=100)
-    scene.give()
+    scene.respond_to_all()
     assert scene.fetcher.high_watermark(A0) == 100
     scene.fetcher.failed(scene.fetches()[1], BrokerNotAvailable("gone"), scene.now)
     assert scene.fetcher.high_watermark(A0) is None
     scene.now = 100
-    scene.give(a0=NOT_LEADER)
+    scene.respond_to_all(a0=NOT_LEADER)
     assert scene.fetcher.high_watermark(A0) is None
     scene.now = 1_000
-    scene.give()
+    scene.respond_to_all()
     assert scene.fetcher.high_watermark(A0) == 100
 
 
@@ -352,7 +352,7 @@ def test_a_top_level_error_or_a_missing_partition() -> None:
 def test_an_authorization_error_is_raised_once() -> None:
     """An authorization error is raised once, after all buffered records are returned. Then the fetch is retried."""
     scene = Scene().at(a0=0, a1=0)
-    scene.give(a0=UNAUTHORIZED, a1=batch(0, 1))
+    scene.respond_to_all(a0=UNAUTHORIZED, a1=batch(0, 1))
     assert scene.take() == {A1: [0]}
     assert scene.fetcher.moves() == {}
     with pytest.raises(AuthorizationFailed, match="a-0: TOPIC_AUTHORIZATION_FAILED"):
@@ -369,10 +369,10 @@ def corrupted(data: bytes) -> bytes:
 def test_a_corrupt_batch() -> None:
     """Other partitions continue. The corrupt partition returns nothing more until a seek, whatever was received."""
     scene = Scene().at(a0=0, a1=0)
-    scene.give(a0=batch(0, 2) + corrupted(batch(2, 2)))
-    scene.give(a0=batch(4, 2))
+    scene.respond_to_all(a0=batch(0, 2) + corrupted(batch(2, 2)))
+    scene.respond_to_all(a0=batch(4, 2))
     assert scene.take() == {A0: [0, 1]}
-    scene.give(a1=batch(0, 1))
+    scene.respond_to_all(a1=batch(0, 1))
     assert scene.take() == {A1: [0]}
     for _ in range(2):
         with pytest.raises(CorruptRecord, match=r"a-0.*offset 2.*checksum"):
@@ -381,14 +381,14 @@ def test_a_corrupt_batch() -> None:
     assert scene.fetches()[1].wanted == {A1: 1}
     scene.fetcher.seek(A0, 4)
     scene.leaders[A0] = 2
-    scene.give(a0=batch(4, 2))
+    scene.respond_to_all(a0=batch(4, 2))
     assert scene.take() == {A0: [4, 5]}
 
 
 def test_the_broker_cannot_read_a_batch() -> None:
     """The broker's CORRUPT_MESSAGE error names topic, partition and offset too."""
     scene = Scene().at(a0=3)
-    scene.give(a0=CORRUPT)
+    scene.respond_to_all(a0=CORRUPT)
     with pytest.raises(CorruptRecord, match=r"a-0.*offset 3.*broker"):
         scene.take()
 
@@ -397,11 +397,11 @@ def test_the_broker_cannot_read_a_batch() -> None:
 def test_out_of_range(policy: str, first: int) -> None:
     """Buffered records are returned first, then the reset policy sets the position."""
     scene = Scene(policy).at(a0=0)
-    scene.give(a0=batch(0, 1))
-    scene.give(a0=OUT_OF_RANGE)
+    scene.respond_to_all(a0=batch(0, 1))
+    scene.respond_to_all(a0=OUT_OF_RANGE)
     assert scene.take() == {A0: [0]}
     scene.now = 100
-    scene.give(a0=OUT_OF_RANGE)
+    scene.respond_to_all(a0=OUT_OF_RANGE)
     (lookup,) = scene.next_requests().lookups
     assert (lookup.wanted, lookup.by_commit) == ({A0: ResetPolicy.parse(policy)}, False)
     assert (scene.fetcher.position(A0), scene.next_requests().lookups) == (None, [])
@@ -414,7 +414,7 @@ def test_the_move_of_a_reset(policy: str, drifts: bool) -> None:
     """A reset is reported once, with the position before it and its reason. Only `earliest` finds the same offset
     again."""
     scene = Scene(policy).at(a0=7)
-    scene.give(a0=OUT_OF_RANGE)
+    scene.respond_to_all(a0=OUT_OF_RANGE)
     (lookup,) = scene.next_requests().lookups
     scene.fetcher.placed(lookup, {A0: 4})
     assert scene.fetcher.moves() == {A0: Move(4, replaced=7, reason="out of range", drifts=drifts)}
@@ -424,7 +424,7 @@ def test_the_move_of_a_reset(policy: str, drifts: bool) -> None:
 def test_the_move_of_a_reset_whose_time_no_record_has() -> None:
     """The second lookup, of the log's end, keeps the position before the reset and the reason."""
     scene = Scene("by_duration:1h").at(a0=7)
-    scene.give(a0=OUT_OF_RANGE)
+    scene.respond_to_all(a0=OUT_OF_RANGE)
     (lookup,) = scene.next_requests().lookups
     scene.fetcher.placed(lookup, {A0: -1})
     (latest,) = scene.next_requests().lookups
@@ -436,7 +436,7 @@ def test_out_of_range_without_a_policy() -> None:
     """With policy `none` every poll raises an error with the offset, until a seek."""
     scene = Scene("none").at(a0=7)
     for _ in range(2):
-        scene.give(a0=OUT_OF_RANGE)
+        scene.respond_to_all(a0=OUT_OF_RANGE)
         with pytest.raises(OffsetOutOfRange, match="a-0: OFFSET_OUT_OF_RANGE: offset 7"):
             scene.take()
         scene.now += 1_000
@@ -564,7 +564,7 @@ def test_whatever_happens_records_come_once_and_in_order(steps: list[tuple[str, 
     assert all(expected[tp] > before[tp] for tp in expected)
 
 
-def test_its_repr_tells_the_state() -> None:
+def test_its_repr_has_positions_and_buffers() -> None:
     """The repr has each partition's position and buffer."""
     scene = Scene("earliest").at(a0=5)
     assert "at 5, 0 completed fetches, 0 bytes to 5" in repr(scene.fetcher)
@@ -578,10 +578,10 @@ def test_a_fetch_has_the_last_fetched_epoch() -> None:
     scene = Scene().at(a0=0)
     assert scene.fetches()[1].epochs == {A0: -1}
     scene = Scene().at(a0=0)
-    scene.give(a0=batch(0, 3, epoch=4) + batch(3, 2, epoch=6))
+    scene.respond_to_all(a0=batch(0, 3, epoch=4) + batch(3, 2, epoch=6))
     assert scene.fetches()[1].epochs == {A0: 6}
     scene = Scene().at(a0=0)
-    scene.give(a0=batch(0, 3, epoch=4))
+    scene.respond_to_all(a0=batch(0, 3, epoch=4))
     scene.fetcher.seek(A0, 2)
     assert scene.fetches()[1].epochs == {A0: -1}
 
@@ -593,9 +593,9 @@ def diverged(at: int) -> FetchedPartition:
 def test_a_truncation_ahead_of_the_position() -> None:
     """Buffered records beyond the truncation are dropped and fetched again from the current log."""
     scene = Scene("none").at(a0=0)
-    scene.give(a0=batch(0, 10, epoch=4))
+    scene.respond_to_all(a0=batch(0, 10, epoch=4))
     assert scene.take(3) == {A0: [0, 1, 2]}
-    scene.give(a0=diverged(5))
+    scene.respond_to_all(a0=diverged(5))
     assert scene.fetches()[1].wanted == {A0: 3}
     assert scene.fetcher.position(A0) == 3
     assert scene.take() == {}
@@ -604,23 +604,23 @@ def test_a_truncation_ahead_of_the_position() -> None:
 def test_a_truncation_below_the_position() -> None:
     """With a reset policy, reading continues at the truncation offset. Without one an error is raised until a seek."""
     scene = Scene("earliest").at(a0=0)
-    scene.give(a0=batch(0, 10, epoch=4))
+    scene.respond_to_all(a0=batch(0, 10, epoch=4))
     scene.take()
-    scene.give(a0=diverged(7))
+    scene.respond_to_all(a0=diverged(7))
     assert scene.fetches()[1].wanted == {A0: 7}
     (move,) = scene.fetcher.moves().values()
     assert (move.position, move.replaced, move.epoch) == (7, 10, -1)
     assert not move.drifts  # the offset is the broker's, and a lookup finds no other
     scene = Scene("earliest").at(a0=0)
-    scene.give(a0=batch(0, 10, epoch=4))
+    scene.respond_to_all(a0=batch(0, 10, epoch=4))
     scene.take()
-    scene.give(a0=FetchedPartition(0, 8, 8, diverged_at=7))  # shorter than what was read: perhaps another log
+    scene.respond_to_all(a0=FetchedPartition(0, 8, 8, diverged_at=7))  # shorter than what was read: perhaps another log
     assert [lookup.wanted for lookup in scene.next_requests().lookups] == [{A0: ResetPolicy("earliest")}]
     scene = Scene("none").at(a0=0)
-    scene.give(a0=batch(0, 10, epoch=4))
+    scene.respond_to_all(a0=batch(0, 10, epoch=4))
     scene.take()
     for _ in range(2):
-        scene.give(a0=diverged(7))
+        scene.respond_to_all(a0=diverged(7))
         with pytest.raises(LogTruncation, match=r"a-0.*offset 10.*offset 7"):
             scene.take()
     scene.fetcher.seek(A0, 7)
@@ -644,6 +644,6 @@ def test_a_commit_with_its_leader_epoch() -> None:
 def test_columns_have_a_leader_epoch() -> None:
     """Columns have the leader epoch of the last decoded batch, which is that of their records or a later one."""
     scene = Scene().at(a0=0)
-    scene.give(a0=batch(0, 3, epoch=4) + batch(3, 2, epoch=6))
+    scene.respond_to_all(a0=batch(0, 3, epoch=4) + batch(3, 2, epoch=6))
     (columns,) = scene.fetcher.take(2).values()
     assert (len(columns), columns.leader_epoch) == (2, 6)

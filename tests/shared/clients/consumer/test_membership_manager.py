@@ -559,7 +559,7 @@ def test_another_subscription_while_it_joins() -> None:
     assert isinstance(member.step(), Revoke)
 
 
-def test_bytes_that_are_none() -> None:
+def test_undecodable_subscriptions_and_assignments() -> None:
     """A subscription or an assignment that cannot be decoded is an error that names the member."""
     member = Member()
     member.join(leader="m", members=(("n", None, b"\x00"),))

@@ -214,7 +214,7 @@ def ranges(draw: st.DrawFn) -> tuple[int, Ranges]:
 
 
 @given(ranges())
-def test_what_is_encoded_is_decoded(given_ranges: tuple[int, Ranges]) -> None:
+def test_encoded_ranges_are_decoded_unchanged(given_ranges: tuple[int, Ranges]) -> None:
     """The text gives back exactly the ranges, in runs or as a bitmap."""
     base, finished = given_ranges
     assert decode_finished(OffsetAndMetadata(base, encode_finished(base, finished))) == finished

@@ -165,7 +165,7 @@ def test_a_batch_in_flight_expires() -> None:
         assert batch.state is BatchState.DONE
 
 
-def test_the_error_says_whether_the_record_may_be_written() -> None:
+def test_the_error_states_whether_the_record_may_be_written() -> None:
     """The error states "not written" for a batch that was never sent or was rejected, and "may be written" if the
     outcome is unknown."""
     core = Harness(delivery_timeout_ms=1_000)

@@ -95,7 +95,7 @@ def test_bytes_are_conserved(sizes: list[int]) -> None:
     assert memory.available == 100
 
 
-async def test_bytes_given_back_together() -> None:
+async def test_bytes_released_together() -> None:
     """Within the block no waiter is served. At its end all that fit are served in order."""
     memory = BufferPool(100)
     assert memory.try_acquire(100)
@@ -386,7 +386,7 @@ async def test_waiting_requests_are_served_in_order() -> None:
     assert not table.must_wait(A)
 
 
-async def test_what_waits_in_the_pool_belongs_to_the_share() -> None:
+async def test_sends_that_wait_for_memory_count_for_their_partition() -> None:
     """If the buffer is full, the sends that wait for memory count as what their partition holds. Otherwise they would
     together get all of it once it is free."""
     table = Table()

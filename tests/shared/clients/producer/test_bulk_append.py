@@ -108,7 +108,7 @@ async def test_a_record_that_went_its_own_way() -> None:
     ]
 
 
-async def test_what_ended_one_record_ends_the_next_without_another_wait() -> None:
+async def test_an_error_fails_later_records_without_another_wait() -> None:
     """A full buffer fails all later records, an unknown topic those of the topic, an unknown partition only its
     record."""
     other = ProducerRecord("other", b"v")

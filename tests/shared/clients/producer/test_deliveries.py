@@ -244,7 +244,7 @@ async def test_a_delivery_calls_callbacks_as_a_future_does() -> None:
     assert (delivery.result().offset, delivery.exception(), delivery.cancelled()) == (40, None, False)
 
 
-async def test_a_delivery_tells_of_its_error_and_of_being_cancelled_records() -> None:
+async def test_a_delivery_has_its_error_or_cancellation() -> None:
     """`exception` returns the error, which is SendCancelled for a cancelled record. `result` raises it."""
     batch, called = batch_of(2), list[Delivery]()
     failed, cancelled = delivery_of(batch, 0), delivery_of(batch, 1)

@@ -49,7 +49,7 @@ def test_a_new_producer_state_is_written_over_the_old(compression: str) -> None:
     assert values(data) == [b"0", b"1", b"2"]
 
 
-def test_the_same_state_gives_the_same_bytes() -> None:
+def test_the_same_state_is_encoded_to_the_same_bytes() -> None:
     """A retry sends the same bytes."""
     batch = batch_of(2)
     state = ProducerState(5, 1, 70)

@@ -77,7 +77,7 @@ def some(count: int, seed: int = 1) -> tuple[list[bytes | None], list[bytes | No
 
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 @pytest.mark.parametrize("form", ["lists", "lists with headers", "arrays"])
-async def test_each_record_is_where_its_result_says(form: str, compression: str) -> None:
+async def test_each_record_is_at_the_offset_of_its_result(form: str, compression: str) -> None:
     """Through many slices and batches: key, value and time are stored, each key's records in order in its partition."""
     keys, of_values, times, headers = some(200)
     columns = RecordColumns("t", keys, of_values, times)

@@ -45,7 +45,7 @@ def test_names_in_the_document_exist() -> None:
     assert [name for name in methods if not hasattr(Producer, name)] == []
 
 
-def test_defaults_are_those_it_says() -> None:
+def test_documented_defaults_are_those_of_the_settings() -> None:
     """Each row of the table of settings has the setting's default."""
     rows = re.findall(r"^\| `([a-z_]+)` \| `?([^|`]+)`? \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
     defaults = ProducerSettings()

@@ -358,7 +358,7 @@ def test_a_new_leader_spares_a_retry_its_backoff() -> None:
     assert core.after(480) == [record.batch]
 
 
-def test_an_expiry_says_what_it_waited_for() -> None:
+def test_an_expiry_names_the_missing_node_or_leader() -> None:
     """The error of a record that was never sent names the unreachable node, or the missing leader."""
     for leader, down, reason in (
         (1, {1}, "not written, node 1 was not reached"),

@@ -249,7 +249,7 @@ async def test_columns_that_wait_for_memory_are_not_written() -> None:
     assert error.maybe_written is False
 
 
-async def test_a_wait_ends_by_itself_or_when_it_is_ended() -> None:
+async def test_a_wait_keeps_its_callers_timeout() -> None:
     """A timeout of the caller stays a timeout. A finished wait is not ended again."""
     until_closed = UntilClosed()
 
@@ -345,7 +345,7 @@ async def test_rejected_records_count_as_errors() -> None:
     assert warnings == [("records rejected", 10)]
 
 
-async def test_a_bulk_item_that_is_no_record() -> None:
+async def test_a_bulk_item_that_is_not_a_record() -> None:
     """A TypeError names the item. Earlier records are cancelled, because no caller gets their results."""
     async with producing(linger_ms=60_000) as (cluster, producer):
         await producer.send("t", b"opens")

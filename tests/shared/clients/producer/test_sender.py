@@ -62,7 +62,7 @@ class Alone:
         return batch
 
 
-async def test_a_turn_says_when_the_next_is_due() -> None:
+async def test_a_turn_returns_when_the_next_is_due() -> None:
     """The next turn is due after the linger, then at the expiry. All other events wake the sender."""
     alone = Alone(delivery_timeout_ms=40_000)
     know(alone.connection, {"t": {0: 1}})

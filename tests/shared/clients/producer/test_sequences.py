@@ -118,7 +118,7 @@ def test_the_number_of_a_rejected_batch_is_used_again() -> None:
     assert sequences.assign(A, 1) == ProducerState(7, 0, 0)
 
 
-def test_what_was_lost_costs_an_epoch() -> None:
+def test_a_lost_batch_starts_a_new_epoch() -> None:
     """A lost batch may still arrive, so the next batch uses a new epoch and the broker rejects the old one."""
     sequences = ledger()
     sequences.assign(A, 4)
@@ -213,7 +213,7 @@ def test_epochs_run_out() -> None:
     assert sequences.assign(A, 1) == ProducerState(8, 0, 0)
 
 
-def test_the_last_epoch_is_used_before_it_is_given_up() -> None:
+def test_the_last_epoch_is_used_before_a_new_producer_id() -> None:
     """The last epoch follows the one before it. Only the trouble after that needs a new producer id."""
     sequences = ledger(EPOCH_MAX - 1)
     sequences.assign(A, 1)

@@ -370,7 +370,7 @@ async def test_the_error_names_the_rejected_partition(cause: ErrorCode) -> None:
         await transact(producer, offsets=False)
 
 
-async def test_a_commit_whose_error_does_not_say_whether_it_was_done() -> None:
+async def test_a_commit_with_an_unknown_outcome_may_be_repeated() -> None:
     """The transaction is not aborted. The commit may be requested again, and the records are there once."""
     async with producing(transactional_id="x") as (cluster, producer):
         await producer.init_transactions()
@@ -526,7 +526,7 @@ def test_an_abortable_error_of_the_broker() -> None:
     assert transaction.state is TxnState.ABORTABLE_ERROR
 
 
-def test_what_follows_from_the_first_failure_is_not_fatal() -> None:
+def test_a_sequence_gap_after_a_rejected_batch_is_not_fatal() -> None:
     """A batch after a rejected one fails for the sequence gap. The abort resolves it, and the sequence number is
     reused."""
     core, transaction = open_transaction()

@@ -249,7 +249,7 @@ def test_the_oldest_formats() -> None:
         assert (rows(columns), columns.timestamps.tolist()) == ([(1, b"1")], [7 if magic else -1])
 
 
-def test_its_repr_says_where_it_is() -> None:
+def test_its_repr_has_coordinates() -> None:
     """The repr has topic, partition, bytes and offsets."""
     assert repr(completed_fetch(batch(b"a"))) == f"<CompletedFetch t-0, {len(batch(b'a'))} bytes from 0 to 1>"
 

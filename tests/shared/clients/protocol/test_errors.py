@@ -10,7 +10,7 @@ from penstock.shared.common import errors as e
 
 
 @pytest.mark.parametrize("code", sorted(CODES))
-def test_every_code_has_its_class_and_its_place(code: int) -> None:
+def test_every_code_has_its_class_and_coordinates(code: int) -> None:
     """A broker's error code maps to its class. The message has the coordinates, Kafka's name of the error and the
     broker's message."""
     name, kind = CODES[code]
@@ -30,7 +30,7 @@ def test_an_unknown_code_is_an_error() -> None:
     assert isinstance(error_for_code(9999, "clicks-3"), e.BrokerError)
 
 
-def test_a_cluster_that_forbids_the_deletion_of_topics_says_so() -> None:
+def test_a_forbidden_topic_deletion_is_an_invalid_request() -> None:
     """With delete.topic.enable=false the broker answers code 73 to DeleteTopics from version 3 on."""
     error = error_for_code(73, "topic clicks")
     assert isinstance(error, e.InvalidRequest)

@@ -117,7 +117,7 @@ def test_one_java_by_two_names_is_named_once(tmp_path: Path) -> None:
     assert str(e.value).count("is Java 11") == 1
 
 
-def test_wrong_java_names_version_place_and_command(tmp_path: Path) -> None:
+def test_wrong_java_names_version_path_and_command(tmp_path: Path) -> None:
     """The error has the version, its path, and the command that installs the right one."""
     java = launcher(tmp_path, "11.0.2")
     with pytest.raises(WrongJava) as e:

@@ -126,7 +126,7 @@ def environ(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
         ({"HOME": "/home/me"}, "/home/me/.cache/penstock"),
     ],
 )
-def test_cache_is_where_the_xdg_specification_says(environ: dict[str, str], root: str) -> None:
+def test_cache_follows_the_xdg_specification(environ: dict[str, str], root: str) -> None:
     """The cache is in XDG_CACHE_HOME if that is absolute, else in ~/.cache."""
     assert cache_root(environ) == Path(root)
 

@@ -261,7 +261,7 @@ def test_a_row_without_an_offset_is_an_error(tmp_path: Path) -> None:
         list(read_window_changes(str(tmp_path), "app", 0, STORE, 0, ["n_n"]))
 
 
-def test_a_column_that_is_no_store_is_an_error(tmp_path: Path) -> None:
+def test_a_column_that_is_not_a_store_is_an_error(tmp_path: Path) -> None:
     """A column of a store's name that contains no states is an error."""
     write_deltalake(str(tmp_path / "app" / "state"), pa.table({"n": [1]}))
     with pytest.raises(NotASnapshot, match="column 'n'"):

@@ -140,7 +140,7 @@ def test_revoked_work_is_stopped_before_the_worker_rejoins() -> None:
     assert isinstance(worker.next_step(0), Join)
 
 
-def test_eager_gives_up_everything_first() -> None:
+def test_eager_stops_all_work_before_joining() -> None:
     """Under the eager protocol all work is stopped before joining, and the assignment contains all work."""
     worker = group()
     join(worker, leader="you", protocol="default")

@@ -634,7 +634,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_connector_given_up_during_its_restart_does_not_start() -> None:
+async def test_a_connector_revoked_during_its_restart_does_not_start() -> None:
     """A connector that is given up during its restart stops before the call ends, and does not start again."""
     worker = SlowToStop()
     work, started = runner(worker)

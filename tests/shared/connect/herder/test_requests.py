@@ -90,7 +90,7 @@ async def test_a_command_that_times_out_does_not_run() -> None:
     assert ran == []
 
 
-async def test_a_timeout_of_the_command_itself_reaches_the_caller() -> None:
+async def test_a_timeout_error_of_a_command_reaches_the_caller() -> None:
     """A TimeoutError that a command raises is not a timeout of the request."""
     queue = CommandQueue(ManualClock(), lambda: None)
 

@@ -93,7 +93,7 @@ def test_an_equal_record_is_not_dropped_instead() -> None:
     assert offsets(submitted.committable()) == [("a", 2)]
 
 
-def test_what_is_pending_is_shown() -> None:
+def test_the_repr_has_pending_and_acknowledged_records() -> None:
     """Pending and acknowledged records are visible in the reprs, also after some were dropped."""
     submitted = SubmittedRecords()
     one = submitted.submit(A, {"at": 1})

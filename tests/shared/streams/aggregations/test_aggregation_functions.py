@@ -155,7 +155,7 @@ def test_a_cut_state_is_no_state(aggregation: Aggregation[Any]) -> None:
 
 @pytest.mark.parametrize("aggregation", [Sum("x"), Min("x"), Max("x"), Mean("x")])
 @pytest.mark.parametrize("wrong", ["3", [1], {"a": 1}])
-def test_what_is_no_number_is_rejected(aggregation: Aggregation[Any], wrong: Any) -> None:
+def test_a_value_that_is_not_a_number_is_rejected(aggregation: Aggregation[Any], wrong: Any) -> None:
     """A value that is not a number raises DataError, which names the field and the function."""
     with pytest.raises(DataError, match=rf"{aggregation.function}\('x'\).*number"):
         aggregation.add(aggregation.initial(), {"x": wrong})
@@ -294,7 +294,9 @@ class Listed(msgspec.Struct, array_like=True):
         (Renamed, Count(), True),
     ],
 )
-def test_bind_says_whether_json_has_the_field(value_type: Any, aggregation: Aggregation[Any], verbatim: bool) -> None:
+def test_bind_marks_fields_that_json_has_verbatim(
+    value_type: Any, aggregation: Aggregation[Any], verbatim: bool
+) -> None:
     """A field that has another name in JSON, a default, or another type is not verbatim."""
     assert aggregation.bind(value_type).verbatim is verbatim
 
@@ -399,7 +401,7 @@ def _extended(earlier: list[int], later: list[int]) -> list[int]:
     return earlier
 
 
-def test_a_merger_may_change_what_it_is_given() -> None:
+def test_a_merger_may_change_its_arguments() -> None:
     """The merged states stay unchanged."""
     merging = Aggregate(list, lambda state, value: [*state, value], _extended)
     earlier, later = [1], [2]
@@ -492,7 +494,7 @@ def test_a_limit_below_one_is_rejected(make: Any) -> None:
         make("x", 0)
 
 
-def test_what_has_no_json_is_rejected() -> None:
+def test_a_value_without_json_is_rejected() -> None:
     """A value without JSON becomes a dead letter before it is added to a window."""
     with pytest.raises(DataError, match="has no JSON"):
         fold_at(CollectSet("x"), (0, object()))
@@ -568,7 +570,7 @@ def test_many_values_are_estimated() -> None:
     assert len(Quantiles("x").to_columns(state)[0]) < 8_000  # type: ignore[arg-type]
 
 
-def test_nothing_gives_none() -> None:
+def test_quantiles_of_no_numbers_are_none() -> None:
     """Without a number the quantiles are None. The empty state survives its conversion to columns."""
     quantiles = Quantiles("x")
     assert quantiles.result(quantiles.from_columns(quantiles.to_columns(sketch_of([None])))) is None

@@ -229,7 +229,7 @@ def test_an_entry_of_any_version_is_never_foreign(version: int) -> None:
 
 
 @given(st.binary(max_size=40))
-def test_a_foreign_record_is_none_that_decodes(value: bytes) -> None:
+def test_a_foreign_record_cannot_be_decoded(value: bytes) -> None:
     """A record that is skipped as foreign cannot be decoded as an entry."""
     if fmt.is_foreign_record(value):
         with pytest.raises(CorruptRecord):

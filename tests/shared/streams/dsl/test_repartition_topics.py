@@ -293,7 +293,7 @@ def test_windows_join_a_table() -> None:
 
 
 @pytest.mark.parametrize("grouped_first", [False, True])
-def test_a_left_join_keeps_what_key_by_gave_no_key(grouped_first: bool) -> None:
+def test_a_left_join_keeps_records_without_a_key(grouped_first: bool) -> None:
     """A left join forwards a record without a key unmatched, after the repartition topic. A grouping of the same stream
     skips it."""
     builder = StreamsBuilder()

@@ -56,7 +56,7 @@ def test_map_values() -> None:
     assert (record.key, record.value, record.timestamp, record.headers) == (b"k", b'{"y":1}', 7, (("h", b"1"),))
 
 
-def test_map_values_says_what_comes_out() -> None:
+def test_aggregations_are_bound_to_the_type_of_map_values() -> None:
     """Aggregations after a typed `map_values` are bound to its type."""
     builder = StreamsBuilder()
     mapped = builder.stream("in").map_values(lambda value: Click(value["x"]), value=Click)
@@ -91,7 +91,7 @@ def test_branch() -> None:
     assert [value for _, value in got] == [b'"small 1"', b'"small 2"', b'"even 4"']
 
 
-def test_branch_asks_each_predicate_once() -> None:
+def test_branch_calls_each_predicate_once() -> None:
     """Each predicate runs once for a record, so that a predicate that counts or samples is consistent."""
     times: list[int] = []
 
@@ -267,7 +267,7 @@ def test_on_update_uses_window_keys_also_downstream() -> None:
 # --- what the schema says ---
 
 
-def test_the_schema_says_how_windows_were_made() -> None:
+def test_the_schema_describes_the_windows() -> None:
     """A store's schema has all that readers of the changelog need. With a sink it also has the results' topic."""
     builder = StreamsBuilder()
     windows = builder.stream("in", value=Click, late="too-late").group_by_key().session_window(30, 15)
@@ -304,7 +304,7 @@ def test_the_schema_names_what_stands_before_the_window(build: Any, upstream: tu
     assert upstream_of(build) == upstream
 
 
-def test_the_schema_says_whether_json_has_the_fields() -> None:
+def test_the_schema_marks_fields_that_json_lacks() -> None:
     """Fields behind a user's deserializer are unknown, and results with another encoding name no results topic."""
     for value, verbatim in ((dict, True), (Click, True), (lambda topic, data: {}, False)):
         builder = StreamsBuilder()
@@ -398,7 +398,7 @@ def test_a_values_processor_is_a_whole_processor() -> None:
         driver.pipe("in", key=b"k", value=b'"rekey"', timestamp=13)
 
 
-def test_a_processor_that_rekeys_is_counted_in_one_place() -> None:
+def test_a_processor_that_rekeys_is_repartitioned_before_a_grouping() -> None:
     """Records that `process` forwards pass a repartition topic before a grouping, and may have another key type."""
 
     class Rekeyed(Processor):

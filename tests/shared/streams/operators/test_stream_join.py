@@ -226,7 +226,7 @@ def test_advanced_time_forwards_unmatched_left_records() -> None:
     assert [len(store) for store in driver.task.stores.values()] == [0, 0]
 
 
-def test_what_a_joiner_raises_is_a_dead_letter() -> None:
+def test_an_error_of_a_joiner_makes_a_dead_letter() -> None:
     """A record for which the joiner raises becomes a dead letter and is not stored."""
     builder = StreamsBuilder()
     builder.stream("left").join(builder.stream("right"), lambda a, b: a["x"] / b["x"], JoinWindows.of(5)).to("out")

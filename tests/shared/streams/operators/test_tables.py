@@ -69,7 +69,7 @@ def test_a_stream_looks_up_the_row_of_its_key(left: bool) -> None:
     assert found == [*lone, (2, "Oslo"), (3, "Oslo"), *([(4, None)] if left else [])]
 
 
-def test_what_is_neither_key_nor_value_is_skipped() -> None:
+def test_records_without_key_or_value_are_skipped() -> None:
     """A stream record without a key or value, and a table record without a key, are skipped and counted."""
     driver = joined(left=False)
     driver.pipe("clicks", key=None, value=b"1")
@@ -400,7 +400,7 @@ def test_a_rejected_record_moves_no_time_and_leaves_nothing() -> None:
     assert (driver.task.stream_time_ms, driver.task.times.operators[0].stream_time_ms) == (5, 5)
 
 
-def test_what_is_handed_out_are_copies() -> None:
+def test_rows_are_returned_as_copies() -> None:
     """A function or processor that changes a row does not change the store."""
     builder = StreamsBuilder()
     table = builder.stream("in").group_by_key().aggregate("s", last=Last("x"))
@@ -582,7 +582,7 @@ def test_a_key_that_no_result_could_hold_is_rejected() -> None:
     assert (len(driver.read("in-dlq")), driver.store("s").get("a")["count"], len(driver.store("s"))) == (1, 40, 1)
 
 
-def test_what_may_change_of_a_store() -> None:
+def test_only_aggregations_may_be_added_to_a_store() -> None:
     """Aggregations may be added and begin empty. Another kind or source is rejected."""
     first = TopologyTestDriver(aggregated({"n": Count()}))
     first.pipe("in", key=b"a", value=b'{"n":4}')
@@ -598,7 +598,7 @@ def test_what_may_change_of_a_store() -> None:
         check_schema(more.topology.schemas(), stored)
 
 
-def test_what_the_dsl_rejects() -> None:
+def test_the_dsl_rejects_invalid_aggregates() -> None:
     """The DSL rejects reserved result names, an aggregate without aggregations, and an existing store name."""
     grouped = StreamsBuilder().stream("in").group_by_key()
     for name in ("key", "start", "latest_ms"):

@@ -218,7 +218,7 @@ def _require_close(ours: Any, theirs: Any, tolerance: float) -> None:
         assert ours == theirs
 
 
-def test_a_late_record_says_how_late_at_its_own_moment() -> None:
+def test_a_late_record_has_the_close_time_at_its_position() -> None:
     """The close time of a late record is that of its own position in the batch. A record that misses only one of its
     windows is not counted as later."""
     driver = driver_of(topology(hopping(10, 5, 0), "on_close", value=bytes), 1)
@@ -456,7 +456,7 @@ def made_of(topic: str, data: bytes | None) -> Any:
 
 @pytest.mark.parametrize("columns_min", [1, RECORDS_ONLY])
 @pytest.mark.parametrize("name", ["first", "pages", "each"])
-def test_what_has_no_json_is_a_dead_letter(name: str, columns_min: int) -> None:
+def test_a_value_without_json_is_a_dead_letter(name: str, columns_min: int) -> None:
     """A value with which the state could not be written makes its record a dead letter, in columns too. Its window
     continues."""
     driver = batch_driver(topology_of(["count", name], 10, 0, "on_close", value=made_of), columns_min)

@@ -132,7 +132,7 @@ def test_several_topics_need_the_range_assignor() -> None:
 
 
 @given(members=st.integers(1, 5), partitions=st.integers(1, 9), static=st.sets(st.integers(0, 4)))
-def test_the_assignor_gives_equal_numbers_to_one_instance(members: int, partitions: int, static: set[int]) -> None:
+def test_the_assignor_assigns_equal_numbers_to_one_instance(members: int, partitions: int, static: set[int]) -> None:
     """If all topics have the same number of partitions, a partition number of all topics is assigned to the same
     member."""
     topics = ("ta", "tb", "tc")

@@ -141,7 +141,7 @@ def owned_on_disk(state: StateDirectory, topology: Topology, changelog: object) 
     return owned, task
 
 
-async def test_what_is_on_disk_goes_with_its_log(tmp_path: Path) -> None:
+async def test_state_on_disk_is_deleted_if_the_log_lost_its_end(tmp_path: Path) -> None:
     """If a log has lost its end, the offsets on disk belong to other records, so the state on disk is deleted."""
     state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
     builder, member = StreamsBuilder(), Member()
@@ -327,7 +327,7 @@ def repartitioned() -> Topology:
     return builder.build().of_application("app")
 
 
-async def test_what_was_committed_is_deleted() -> None:
+async def test_committed_repartition_records_are_deleted() -> None:
     """At most once an interval, records of a repartition topic are deleted up to the last committed position."""
     async with FakeCluster() as cluster:
         kafka, clock = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers), ManualClock(0)
@@ -354,7 +354,7 @@ async def test_what_was_committed_is_deleted() -> None:
             assert await first_offset() == 9
 
 
-async def test_what_cannot_be_deleted_waits_for_the_next_time() -> None:
+async def test_a_failed_deletion_of_records_ends_nothing() -> None:
     """A missing topic is logged and ends nothing. An application without repartition topics sends no request."""
     clock = ManualClock(0)
     async with FakeCluster() as cluster:

@@ -105,7 +105,7 @@ def test_a_processor_reads_it_by_name() -> None:
         builder.add_store("t")
 
 
-def test_a_joiner_may_change_what_it_is_given() -> None:
+def test_a_joiner_may_change_its_arguments() -> None:
     """User code gets its own copy of a row, nested values included: the next record gets the row unchanged."""
 
     def seen(click: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def test_a_task_that_cannot_be_closed_is_in_the_log() -> None:
     assert tasks.all() == []
 
 
-async def test_what_a_processor_raises_when_it_is_closed_is_in_the_log() -> None:
+async def test_an_error_while_closing_a_processor_is_logged() -> None:
     """An error while closing a processor is logged with task and node. The other processors and the task are still
     closed."""
     calls: list[str] = []

@@ -197,7 +197,7 @@ def test_pages_have_each_row_once(
     driver.close()
 
 
-def test_a_row_that_stays_is_given_once_whatever_comes_and_goes() -> None:
+def test_a_row_that_stays_is_returned_once_whatever_changes() -> None:
     """Windows that open or close between two pages neither skip nor repeat another row."""
     builder = StreamsBuilder()
     windowed("session", builder).aggregate("s", n=Count(), sum=Sum("x")).on_close().to("out")

@@ -226,7 +226,7 @@ def test_without_replicas_assignments_have_empty_user_data(strategy: str) -> Non
     }
 
 
-def test_the_leader_tells_each_member() -> None:
+def test_the_leader_assigns_standbys_to_members() -> None:
     """Each partition is assigned to one member besides its owner. Members that report no standbys are assigned none."""
     own, others = assignor("range", 1), assignor("range", 1, 0)
     members = {"a": member(own), "b": member(others), "c": member(assignor("range", 0))}

@@ -98,7 +98,7 @@ def test_a_restore_is_written_in_parts(state: LocalState) -> None:
     assert (state.is_full, state.checkpoint, state.db.count(0) > 10) == (False, None, True)
 
 
-def test_memory_is_given_back_row_by_row(state: LocalState) -> None:
+def test_memory_is_released_row_by_row(state: LocalState) -> None:
     """With a memory limit of zero a row leaves memory once its commit is confirmed, and is read from disk again."""
     task = task_on(state)
     for i in range(50):
@@ -241,7 +241,7 @@ def test_a_folder_that_cannot_be_written_is_rejected(tmp_path: Path) -> None:
         directory(tmp_path / "file").acquire()
 
 
-def test_without_the_extra_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named_with_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If rocksdict is not installed, the error names the setting and the extra."""
     for module in ("local_state", "rocksdb"):
         monkeypatch.delitem(sys.modules, f"penstock.shared.streams.state.{module}", raising=False)
@@ -263,7 +263,7 @@ def test_each_partition_has_a_database_of_its_own(tmp_path: Path) -> None:
     own.release()
 
 
-def test_what_is_not_used_any_more_is_deleted(tmp_path: Path) -> None:
+def test_unused_partition_folders_are_deleted(tmp_path: Path) -> None:
     """A partition's folder is deleted if it was not open for the delay. An open or recently used one stays."""
     own = directory(tmp_path)
     own.acquire()

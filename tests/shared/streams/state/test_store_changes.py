@@ -65,7 +65,7 @@ def test_bytes_that_are_no_text_are_no_key_of_text() -> None:
     assert raw.get(b"\xff") == 1
 
 
-def test_what_no_commit_has_written_needs_no_tombstone() -> None:
+def test_a_row_deleted_before_its_first_commit_needs_no_tombstone() -> None:
     """A row that was set and deleted within a commit leaves nothing. A written row leaves a tombstone."""
     store = KeyValueStore("s")
     store.put("a", 1)

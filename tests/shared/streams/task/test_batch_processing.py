@@ -185,7 +185,7 @@ KINDS: dict[str, Windowed] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_stands_between_or_beside_is_taken_record_by_record(kind: str) -> None:
+def test_other_nodes_beside_the_windows_disable_batches(kind: str) -> None:
     """A source is processed record by record if a flat_map is between it and its windows, if it has a second child, or
     if its aggregation runs user functions."""
     own = Aggregate(int, lambda state, value: state + 1, lambda a, b: a + b)
@@ -223,7 +223,7 @@ def test_functions_of_single_records_may_stand_between(between: str) -> None:
 @pytest.mark.parametrize("below", sorted(BELOW))
 @pytest.mark.parametrize("emit", ["on_close", "on_update"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_sees_the_time_is_given_each_window_at_its_moment(kind: str, emit: Emit, below: str) -> None:
+def test_a_processor_gets_each_window_at_its_close_time(kind: str, emit: Emit, below: str) -> None:
     """With on_close() and a processor below, records are processed singly, so that the processor sees each window at
     its close time."""
     drivers = pair_of(topology(KINDS[kind], emit, below=below))
@@ -295,7 +295,7 @@ def both(windowed: Windowed, emit: Emit) -> Iterator[tuple[TopologyTestDriver, T
 @pytest.mark.parametrize("kind", KINDS_ON_DISK)
 @settings(max_examples=examples(30))
 @given(records=spread(), sizes=parts, plan=turns, emit=emits)
-def test_batches_give_the_same_on_disk(
+def test_batches_have_the_same_results_on_disk(
     kind: str, records: list[Piped], sizes: list[int], plan: list[str], emit: Emit
 ) -> None:
     """After each batch, commit or crash, windows on disk equal those in memory: results, late records, dead letters and
@@ -318,7 +318,7 @@ def test_batches_give_the_same_on_disk(
 
 @pytest.mark.parametrize("kind", KINDS_ON_DISK)
 @pytest.mark.parametrize("late", [False, True])
-def test_the_latest_record_of_a_batch_says_what_is_closed(kind: str, late: bool) -> None:
+def test_any_record_of_a_batch_closes_windows_on_disk(kind: str, late: bool) -> None:
     """Any record of a batch, not only its first or last, closes the windows of a key that is only on disk."""
     with both(KINDS_ON_DISK[kind], "on_close") as drivers:
         for driver in drivers:
@@ -590,7 +590,7 @@ def test_an_error_is_that_of_its_node() -> None:
     assert "in-0@2" in failures[0][0]
 
 
-def test_what_ends_the_worker_ends_it() -> None:
+def test_an_error_without_a_handler_is_raised_in_its_records_turn() -> None:
     """An error that no handler decides about is raised in its record's turn."""
 
     def misused(record: Record) -> bool:

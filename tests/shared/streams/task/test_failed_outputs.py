@@ -95,7 +95,7 @@ def test_a_result_that_a_node_rejects_is_left_out(handler: ExceptionHandler, col
         }
 
 
-def test_what_was_left_out_stays_so_after_a_restart() -> None:
+def test_a_skipped_result_stays_skipped_after_a_restart() -> None:
     """The window counts as emitted: a new owner does not close it again, and continues."""
     driver = closed_by_one_record("dead_letter")
     driver.crash()
@@ -207,7 +207,7 @@ def test_a_branch_without_a_store_loses_only_its_output() -> None:
     assert (len(driver.read("in-dlq")), driver.store("total").get("k")["n"]) == (1, 1)
 
 
-def test_what_a_node_had_sent_on_is_taken_back() -> None:
+def test_a_rejected_output_discards_earlier_outputs_of_its_record() -> None:
     """An output that is rejected halfway writes nothing."""
 
     class Halves(Processor):
@@ -476,7 +476,7 @@ def test_the_limit_on_the_future_is_of_the_time_that_a_window_meets(kind: str) -
     assert driver.task.times.operators[0].stream_time_ms == 1_100
 
 
-def test_what_a_punctuation_forwards_too_far_ahead_is_skipped() -> None:
+def test_a_punctuations_record_too_far_ahead_is_skipped() -> None:
     """It has no source record, so it is counted and has no other effect."""
 
     class Ticking(Processor):
@@ -495,7 +495,7 @@ def test_what_a_punctuation_forwards_too_far_ahead_is_skipped() -> None:
 
 
 @pytest.mark.parametrize("at", ["-1", "9223372036854775808", "1.5", "null"])
-def test_a_time_that_is_none_is_rejected_where_it_is_forwarded(at: str) -> None:
+def test_an_invalid_time_is_rejected_when_forwarded(at: str) -> None:
     """A record with a negative or a missing time is rejected with a message that says so."""
     builder = StreamsBuilder()
     builder.stream("in").process(Timed, name="timed").to("out")

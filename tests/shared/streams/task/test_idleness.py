@@ -99,7 +99,7 @@ def test_a_step_of_the_wall_clock_is_no_idleness() -> None:
     assert driver.task.stream_time_ms == 220
 
 
-def test_what_comes_after_an_advance_is_late_for_it() -> None:
+def test_a_record_behind_an_idle_advance_is_late() -> None:
     """A record behind a time that idleness advanced is late, also after a crash."""
     driver = driver_of()
     driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
@@ -111,7 +111,7 @@ def test_what_comes_after_an_advance_is_late_for_it() -> None:
     assert driver.task.stream_time_ms == 120
 
 
-def test_the_changelog_says_how_much_time_was_moved_on() -> None:
+def test_progress_records_have_the_idle_time() -> None:
     """Progress records have the sum of all idle time by which the task was advanced, also after a restore."""
     driver = driver_of()
     driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
@@ -339,7 +339,7 @@ def test_time_waits_for_the_tasks_that_are_not_quiet() -> None:
     assert "in-late" not in app.out
 
 
-def test_a_task_without_records_holds_nobody_back() -> None:
+def test_an_idle_task_does_not_hold_back_others() -> None:
     """The task of an empty partition reports that, and time follows the watermarks of the others."""
     app = Application(chained)
     app.send(1, "bob", 2_000)
@@ -423,7 +423,7 @@ def test_a_record_that_passes_no_operator_may_have_the_tasks_time() -> None:
 @pytest.mark.parametrize(
     ("kind", "expected"), [("session", 100 - 3 - 20), ("tumbling", 100 - 3 - 20), ("sliding", 100 - 3 - 20)]
 )
-def test_what_results_may_still_come(kind: str, expected: int) -> None:
+def test_the_earliest_time_of_later_window_results(kind: str, expected: int) -> None:
     """The windows of 20 ms with a grace of 3 ms that are open at time 100 give no result older than that."""
     builder = StreamsBuilder()
     grouped = builder.stream("in").group_by_key()
@@ -432,7 +432,7 @@ def test_what_results_may_still_come(kind: str, expected: int) -> None:
     assert at(100, builder.build()).results_from_ms() == expected
 
 
-def test_what_a_join_may_still_give() -> None:
+def test_the_earliest_time_of_later_join_results() -> None:
     """A left record without a match is forwarded at its own time, after its window and the grace."""
     builder = StreamsBuilder()
     left = builder.stream("left")

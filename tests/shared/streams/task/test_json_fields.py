@@ -96,7 +96,7 @@ def by_msgspec(kind: str, value: bytes) -> Any:
 @example("struct", b'{"ms":1,"score":-2612015285688329.500,"path":"","ok":false,"rate":1}')
 @example("dict", b'{"ms":1e400,"score":1}')
 @example("dict", b'{"ms":null,"score":1,"n":01}')
-def test_what_it_reads_is_what_msgspec_reads(kind: str, value: bytes) -> None:
+def test_numbers_equal_those_of_msgspec(kind: str, value: bytes) -> None:
     """A value that is not left is accepted by msgspec, and each number of it is the same to the bit."""
     value_type, wanted = TYPES[kind]
     fields = JsonFields.of(value_type, wanted)

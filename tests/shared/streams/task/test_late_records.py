@@ -86,7 +86,7 @@ KINDS = ["tumbling_window", "session_window", "sliding_window", "join"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_wall_clock_punctuation_forwards_may_be_late(kind: str) -> None:
+def test_a_record_of_a_wall_clock_punctuation_may_be_late(kind: str) -> None:
     """A late record that a wall-clock callback forwards goes to the late topic without a source record, and the task
     continues."""
     driver = windowed(kind, ticking(WALL, lambda now: now))
@@ -128,7 +128,7 @@ def test_lateness_is_that_of_the_time_which_a_processor_sets() -> None:
     assert parse_late_record(as_consumed(late)).record.offset == 1
 
 
-def test_a_record_that_a_processor_had_stored_is_late_itself() -> None:
+def test_a_stored_record_that_is_forwarded_is_the_late_record() -> None:
     """A processor with a store may forward an earlier record, which is then the late record. The record that it
     processes is not late."""
 
@@ -162,7 +162,7 @@ def test_behind_a_table_join_a_late_record_is_the_source_record() -> None:
     assert (late.value, dict(late.headers)[OFFSET]) == (b'{"x":1}', b"1")
 
 
-def test_a_late_record_tells_the_life_of_its_application() -> None:
+def test_a_late_record_has_the_id_of_the_changelog() -> None:
     """Late records have the id of the changelog's topic, once the task knows it, with a source record or without
     one."""
     for late in ({"key": b"a", "value": b"{}", "timestamp": 5}, None):
@@ -191,7 +191,7 @@ def test_a_punctuation_has_no_record_metadata() -> None:
     assert seen == [None]
 
 
-def test_what_a_commit_forwards_may_be_late() -> None:
+def test_a_record_that_a_commit_forwards_may_be_late() -> None:
     """A record that was held back until a commit, and is then too late for its window, is a late record and no
     error."""
 
@@ -424,7 +424,7 @@ def test_a_late_record_with_another_value_is_no_record_of_the_source(
     assert driver.task.metrics.rejected_at["late"] == "orders-0@3"
 
 
-def test_what_goes_on_has_the_users_headers_alone() -> None:
+def test_results_have_only_the_users_headers() -> None:
     """The headers of the repartition topic are of the application's own, and in no result."""
     driver = driver_of(2)
     pipe(driver, 5)

@@ -85,7 +85,7 @@ def test_undecodable_keys_are_corrupt_on_disk_too(operation: bytes) -> None:
         assert not list(task.stores["s"].rows())
 
 
-LIVES_AND_ENDS = st.lists(
+ENTRIES = st.lists(
     st.tuples(
         st.sampled_from("LLDF"), st.sampled_from(["s", "t", "u"]), st.sampled_from([b"a", b"b"]), st.integers(0, 3)
     ),
@@ -93,7 +93,7 @@ LIVES_AND_ENDS = st.lists(
 )
 
 
-@given(commits=st.lists(LIVES_AND_ENDS, max_size=4), ends=st.lists(st.integers(0, 40), max_size=3))
+@given(commits=st.lists(ENTRIES, max_size=4), ends=st.lists(st.integers(0, 40), max_size=3))
 @settings(max_examples=examples(100), deadline=None)
 def test_columns_restore_the_same_as_single_changes(
     commits: list[list[tuple[str, str, bytes, int]]], ends: list[int]
@@ -480,9 +480,9 @@ def directory_of(folder: str) -> Iterator[StateDirectory]:
     state.release()
 
 
-class Life(NamedTuple):
-    """One run under a close delay: batches of (key, time less 1,000), each processed record by record or in columns,
-    then an idle time in ms."""
+class Incarnation(NamedTuple):
+    """An incarnation of a task, with its close delay: batches of (key, time less 1,000), each processed record by
+    record or in columns, then an idle time in ms."""
 
     close_delay_ms: int
     batches: list[tuple[list[tuple[bytes, int]], bool, int]]
@@ -494,44 +494,46 @@ BATCHES = st.tuples(
     st.booleans(),
     st.sampled_from([0, 0, 40]),
 )
-LIVES = st.lists(
-    st.builds(Life, st.sampled_from([0, 5, 60, 200]), st.lists(BATCHES, min_size=1, max_size=3)), min_size=2, max_size=5
+INCARNATIONS = st.lists(
+    st.builds(Incarnation, st.sampled_from([0, 5, 60, 200]), st.lists(BATCHES, min_size=1, max_size=3)),
+    min_size=2,
+    max_size=5,
 )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(lives=LIVES)
+@given(incarnations=INCARNATIONS)
 @settings(max_examples=examples(25), deadline=None)
-def test_a_restart_changes_nothing_whatever_the_grace_was(kind: str, lives: list[Life]) -> None:
+def test_a_restart_changes_nothing_whatever_the_grace_was(kind: str, incarnations: list[Incarnation]) -> None:
     """For any changes of the grace, restarts and batches do not change the results, and no window closes twice."""
-    require_same(kind, lives, None)
+    require_same(kind, incarnations, None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_on_disk_knows_what_was_closed(kind: str) -> None:
     """State on disk and changelog agree, also if the grace becomes longer twice and shorter in between."""
-    lives = [
-        Life(5, [([(b"a", 0), (b"b", 100)], True, 40)]),
-        Life(200, [([(b"a", 101), (b"b", 150), (b"c", 90)], True, 0), ([(b"a", 120)], False, 40)]),
-        Life(60, [([(b"b", 20), (b"a", 130)], False, 0)]),
-        Life(200, [([(b"a", 121), (b"c", 300), (b"b", 95)], True, 0), ([(b"d", 290)], False, 40)]),
+    incarnations = [
+        Incarnation(5, [([(b"a", 0), (b"b", 100)], True, 40)]),
+        Incarnation(200, [([(b"a", 101), (b"b", 150), (b"c", 90)], True, 0), ([(b"a", 120)], False, 40)]),
+        Incarnation(60, [([(b"b", 20), (b"a", 130)], False, 0)]),
+        Incarnation(200, [([(b"a", 121), (b"c", 300), (b"b", 95)], True, 0), ([(b"d", 290)], False, 40)]),
     ]
     with TemporaryDirectory() as folder, directory_of(folder) as state:
-        require_same(kind, lives, state)
+        require_same(kind, incarnations, state)
 
 
-def require_same(kind: str, lives: list[Life], state: StateDirectory | None) -> None:
+def require_same(kind: str, incarnations: list[Incarnation], state: StateDirectory | None) -> None:
     """Runs the same records through two drivers. The second is restarted before each batch, with its state on disk."""
-    drivers = [kinds_driver(kind, lives[0].close_delay_ms) for _ in range(2)]
+    drivers = [kinds_driver(kind, incarnations[0].close_delay_ms) for _ in range(2)]
     late: list[list[tuple[Any, Any]]] = [[], []]
     out: list[list[tuple[Any, Any, Any]]] = [[], []]
     wanted: list[tuple[bytes, int]] = []
     time = closed_to = -1
-    for life in lives:
-        topology = cut(kind, life.close_delay_ms)
+    for incarnation in incarnations:
+        topology = cut(kind, incarnation.close_delay_ms)
         drivers = [gone_on_with(drivers[0], topology), gone_on_with(drivers[1], topology, state)]
         waits = topology.schemas()[0].close_delay_ms
-        for records, by_column, quiet_ms in life.batches:
+        for records, by_column, quiet_ms in incarnation.batches:
             sent = [(key, 1_000 + at) for key, at in records]
             drivers[1] = gone_on_with(drivers[1], topology, state)
             for driver, how, own_late, own_out in zip(drivers, (by_column, not by_column), late, out, strict=True):
@@ -682,7 +684,7 @@ def sliding(grace_ms: int) -> Topology:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_the_close_time_tells_which_live_entries_are_closed(seed: int, on_disk: bool) -> None:
+def test_live_entries_before_the_close_time_are_closed(seed: int, on_disk: bool) -> None:
     """At every commit, under every grace, the live entries that also have a final entry are those that end before
     `open_from_ms`. The rows of the store that are not open are the same."""
     chance = random.Random(seed)

@@ -112,7 +112,7 @@ def test_before_the_first_record() -> None:
         (b"k", b"{}", -1, "has no timestamp"),
     ],
 )
-def test_what_cannot_be_decoded_becomes_a_dead_letter(key: bytes, value: bytes, timestamp: int, message: str) -> None:
+def test_an_undecodable_record_becomes_a_dead_letter(key: bytes, value: bytes, timestamp: int, message: str) -> None:
     """A record with an invalid key, value or timestamp goes to the dead-letter topic, raw, with its headers and
     coordinates."""
     driver = TopologyTestDriver(sessions(), errors=ErrorHandlers())
@@ -157,7 +157,7 @@ def test_a_rejected_value_becomes_a_dead_letter() -> None:
     assert registry.get_sample_value("penstock_streams_dead_letters_total", labels) == 1
 
 
-def test_a_dead_letter_topic_of_ones_own() -> None:
+def test_a_source_names_its_late_and_dead_letter_topics() -> None:
     """Late and dead-letter topics are the source's, by the given name or by default."""
     builder = StreamsBuilder()
     stream = builder.stream("in", dead_letters="refused", late="too-late")
@@ -189,7 +189,7 @@ def raising(kind: str) -> Topology:
     ("value", "exception"),
     [(None, "TypeError"), (b"{}", "KeyError"), (b'{"x":"one"}', "TypeError"), (b"7", "TypeError")],
 )
-def test_what_user_code_raises_makes_a_dead_letter(kind: str, value: bytes | None, exception: str) -> None:
+def test_an_error_of_user_code_makes_a_dead_letter(kind: str, value: bytes | None, exception: str) -> None:
     """A value at which a user's function raises, such as a tombstone, is a dead letter. The next record is
     processed."""
     driver = TopologyTestDriver(raising(kind), errors=ErrorHandlers())
@@ -255,7 +255,7 @@ def test_a_task_that_does_not_run_has_no_commit() -> None:
         task.prepare_commit(0)
 
 
-def test_what_a_failed_task_had_taken_before_is_not_committed() -> None:
+def test_a_failed_task_does_not_commit_earlier_records() -> None:
     """A record that is half done leaves the task unfit for a commit, though records before it would have needed one."""
     builder, stream = plain()
     windows = stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close()
@@ -279,7 +279,7 @@ def test_one_record_of_many_that_a_store_took_is_fatal() -> None:
 
 
 @pytest.mark.parametrize("first", ["refuses", "takes"])
-def test_a_dead_letter_takes_back_what_was_sent_on(first: str) -> None:
+def test_a_dead_letter_discards_earlier_outputs_of_its_record(first: str) -> None:
     """If one branch rejects a record, no branch writes anything of it, in any order."""
     builder, stream = plain()
     if first == "takes":
@@ -379,7 +379,7 @@ def test_a_setting_may_leave_less_to_a_key() -> None:
     assert parse_dead_letter(as_consumed(dead)).record.offset == 1
 
 
-def test_what_a_store_cannot_write_as_a_key_is_rejected_before() -> None:
+def test_an_invalid_store_key_fails_its_record() -> None:
     """A processor's key that is neither bytes nor text in UTF-8 fails its record, not every later commit."""
 
     class Keyed(Processor):
@@ -401,7 +401,7 @@ def test_what_a_store_cannot_write_as_a_key_is_rejected_before() -> None:
 
 
 @pytest.mark.parametrize(("emit", "time_moves"), [("on_close", 100), ("on_update", 2)])
-def test_a_result_that_cannot_be_written_is_told_by_its_window(emit: str, time_moves: int) -> None:
+def test_an_unwritable_result_is_named_by_its_window(emit: str, time_moves: int) -> None:
     """The error of a result is about its window, by key and bounds, and not only about the record that moved time."""
     builder, stream = plain()
     every = Aggregate(list, lambda state, value: [*state, value], lambda a, b: a + b)
@@ -473,7 +473,7 @@ def test_a_punctuation_that_raises_fails_the_task(type_: PunctuationType) -> Non
 
 
 @pytest.mark.parametrize("does", ["nothing", "forwards", "moves time"])
-def test_a_firing_asks_for_a_commit(does: str) -> None:
+def test_a_wall_clock_call_needs_a_commit(does: str) -> None:
     """Any wall-clock call needs a commit, because its grid has advanced."""
 
     class Ticking(Processor):
@@ -929,7 +929,7 @@ def test_a_crash_at_every_commit_boundary() -> None:
 
 
 @pytest.mark.parametrize("columns_min", [1, 100])
-def test_what_cannot_be_decoded_moves_no_time(columns_min: int) -> None:
+def test_an_undecodable_record_does_not_advance_stream_time(columns_min: int) -> None:
     """A dead letter of stage `deserialize` calls no punctuation and does not advance stream time."""
     fired: list[int] = []
 

@@ -148,7 +148,7 @@ def expected(kind: str, sent: list[Sent]) -> list[tuple[bytes, int, int, list[in
 @pytest.mark.parametrize("kind", ["session", "tumbling", "hopping"])
 @settings(max_examples=examples(60), deadline=None)
 @given(sent=SENT)
-def test_a_late_record_says_which_windows_it_missed(kind: str, sent: list[Sent]) -> None:
+def test_a_late_entry_lists_the_missed_windows(kind: str, sent: list[Sent]) -> None:
     """A late entry lists the windows that the record missed, even if other windows accepted it."""
     found = late_of(topology(kind, NUMBERS), sent, 1_000, columns_min=1)
     assert [(one.key, one.timestamp, one.offset, one.missed) for one in found] == expected(kind, sent)
@@ -255,7 +255,7 @@ class Forwarder(Processor):
             self.context.forward(Record("a", {"x": 2}, 0))
 
 
-def test_what_a_punctuation_forwards_comes_of_no_source_record() -> None:
+def test_a_punctuations_late_record_has_no_source_offset() -> None:
     """Its late record has no source offset."""
     builder = StreamsBuilder()
     grouped = builder.stream("in").process_values(Forwarder).group_by_key()

@@ -179,7 +179,7 @@ def test_an_old_record_is_rescued_by_the_session_it_merges_into() -> None:
     assert live(driver) == {("a", 12, 25, (0, 1, 2))}
 
 
-def test_late_record_says_how_late() -> None:
+def test_late_record_has_its_lateness() -> None:
     """A late record is forwarded unchanged, with its coordinates, its lateness, the close time and the operator's
     time."""
     driver = driver_of(gap=10, grace=5)

@@ -159,7 +159,7 @@ def test_a_state_that_would_get_too_large_rejects_its_record() -> None:
     assert rows == {"k": 3, "other": 1}
 
 
-def test_far_from_the_limit_nothing_is_taken_by_itself() -> None:
+def test_far_from_the_limit_no_record_is_processed_singly() -> None:
     """Far from the size limit, no record of a batch is processed singly, also for sketches and for a key with a closed
     window."""
     builder = StreamsBuilder()

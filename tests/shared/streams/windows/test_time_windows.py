@@ -99,7 +99,7 @@ def test_a_record_too_late_for_some_counts_in_the_others() -> None:
     assert (late(driver), driver.task.metrics.missed_windows_total, driver.task.metrics.late_total) == (1, 3, 1)
 
 
-def test_a_late_record_says_how_late() -> None:
+def test_a_late_record_has_its_close_time() -> None:
     """The late topic gets the record with its store, the close time and the stream time."""
     driver = driver_of(10, 10, grace=5)
     pipe(driver, ("a", 30), ("a", 7))

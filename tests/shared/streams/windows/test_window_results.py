@@ -345,7 +345,7 @@ def test_only_fields_of_one_type_of_number_are_columns(hint: Any, types: str | N
 
 
 @pytest.mark.parametrize("value", [{"n": 2**63}, {"n": 1.5}, {"n": "1"}, {}])
-def test_what_is_not_the_fields_number_is_rejected(value: dict[str, Any]) -> None:
+def test_a_value_that_the_column_cannot_represent_is_rejected(value: dict[str, Any]) -> None:
     """A value that its column cannot represent is rejected before a window has it, as with Sum."""
     values = StateColumns([First("n").bind(Numbers)]).no_values(1)
     first = First("n").bind(Numbers)

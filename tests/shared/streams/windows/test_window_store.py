@@ -236,7 +236,7 @@ def test_rows_outputs_and_keys_grow_as_needed() -> None:
 
 
 @pytest.mark.parametrize("error", [DataError("x"), KeyError("y")])
-def test_what_a_check_raises_takes_the_record_back(error: Exception) -> None:
+def test_an_error_of_a_check_undoes_the_record(error: Exception) -> None:
     """If the check of the new state raises, the record is undone."""
     store = store_of("tumbling", CollectList("n").bind(dict))
 
@@ -388,7 +388,7 @@ def own() -> Aggregate:
 
 
 @pytest.mark.parametrize("kind", TABLE_RULES)
-def test_what_was_rejected_is_written_once_when_it_is_taken(kind: WindowKind) -> None:
+def test_a_window_accepted_after_a_rejection_is_written_once(kind: WindowKind) -> None:
     """A new row uses the row of a rejected record. A commit has each window once, however many records were
     rejected."""
     store = store_of_numbers(kind, own())

@@ -201,7 +201,7 @@ def test_deleted_records_are_stable() -> None:
 
 
 @given(st.lists(st.integers(1, 5), max_size=12), st.integers(0, 60), st.integers(0, 500))
-def test_a_fetch_gives_whole_batches(counts: list[int], offset: int, max_bytes: int) -> None:
+def test_a_fetch_returns_whole_batches(counts: list[int], offset: int, max_bytes: int) -> None:
     """A fetch begins with the batch that contains the offset, and is one batch or within the limit."""
     log = log_of(*counts)
     fetched = log.fetch(offset, max_bytes, committed=False)
