@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.shared.clients.protocol.errors import CODE_OF
 from penstock.shared.testing.fake_broker import Api, Message
 from tests.contract.conftest import Broker, Log, Wire, code_name, connected, until
 
@@ -247,7 +248,7 @@ async def test_invalid_commits(log: Log, name: str) -> None:
     response = await log.wire.request(
         Api.OFFSET_COMMIT, topics=log.topics(offset=1, metadata="m" * 5_000), **outsider.identity
     )
-    assert response.topics[0].partitions[0].error_code == 12
+    assert response.topics[0].partitions[0].error_code == CODE_OF["OFFSET_METADATA_TOO_LARGE"]
 
 
 async def test_a_member_commits_only_after_its_sync(log: Log, name: str) -> None:

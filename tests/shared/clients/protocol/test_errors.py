@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from aiokafka import errors as kafka
 
-from penstock.shared.clients.protocol.errors import CLASSES, CODES, error_for_code, name_of, translate
+from penstock.shared.clients.protocol.errors import CLASSES, CODE_OF, CODES, error_for_code, name_of, translate
 from penstock.shared.common import errors as e
 
 
@@ -31,8 +31,8 @@ def test_an_unknown_code_is_an_error() -> None:
 
 
 def test_a_forbidden_topic_deletion_is_an_invalid_request() -> None:
-    """With delete.topic.enable=false the broker answers code 73 to DeleteTopics from version 3 on."""
-    error = error_for_code(73, "topic clicks")
+    """With delete.topic.enable=false the broker returns TOPIC_DELETION_DISABLED for DeleteTopics from version 3 on."""
+    error = error_for_code(CODE_OF["TOPIC_DELETION_DISABLED"], "topic clicks")
     assert isinstance(error, e.InvalidRequest)
     assert str(error) == "topic clicks: TOPIC_DELETION_DISABLED"
 

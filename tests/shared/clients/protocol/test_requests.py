@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.clients.protocol import requests
+from penstock.shared.clients.protocol.errors import CODE_OF, NO_ERROR
 from penstock.shared.clients.protocol.fetch import FetchedPartition, FetchRequest, FetchResponse
 from penstock.shared.clients.protocol.flexible_types import (
     NO_TAGS,
@@ -31,6 +32,9 @@ from penstock.shared.testing.fake_broker import Api, Message
 from penstock.shared.testing.fake_broker.codec import MessageSchema
 from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS
 from penstock.shared.testing.fake_broker.schemas import PRODUCE
+
+NOT_LEADER = CODE_OF["NOT_LEADER_OR_FOLLOWER"]
+NOT_ENOUGH_REPLICAS = CODE_OF["NOT_ENOUGH_REPLICAS"]
 
 REQUESTS: dict[str, tuple[Any, ...]] = {
     "METADATA": ([(NO_UUID, "t", {})], False, False, False),
@@ -176,7 +180,7 @@ def test_a_fetch_response() -> None:
             aborted_transactions=[Message(producer_id=5, first_offset=2), Message(producer_id=6, first_offset=3)],
             records=large,
         ),
-        Message(partition=1, error_code=6, current_leader=Message(leader_id=3, leader_epoch=4), records=None),
+        Message(partition=1, error_code=NOT_LEADER, current_leader=Message(leader_id=3, leader_epoch=4), records=None),
         Message(partition=2, error_code=0, high_watermark=0, aborted_transactions=None, records=b"small"),
         Message(partition=3, error_code=0, diverging_epoch=Message(epoch=2, end_offset=44), records=None),
     ]
@@ -187,7 +191,7 @@ def test_a_fetch_response() -> None:
     response = both_ways(body)
     assert (response.error_code, list(response.partitions)) == (0, [("ü", 0), ("ü", 1), ("ü", 2), ("ü", 3)])
     assert response.partitions["ü", 0] == FetchedPartition(0, 9, 8, ((5, 2), (6, 3)), large)
-    assert response.partitions["ü", 1] == FetchedPartition(6, -1, -1, (), b"")
+    assert response.partitions["ü", 1] == FetchedPartition(NOT_LEADER, -1, -1, (), b"")
     assert response.partitions["ü", 2].records == b"small"
     assert [response.diverged_at for response in response.partitions.values()] == [None, None, None, 44]
     assert repr(response) == "<FetchResponse 4 partitions, 1005 bytes, error 0>"
@@ -298,7 +302,7 @@ def test_a_produce_response() -> None:
     """Each partition's result has its offset and timestamp. The response has the throttle time."""
     rows = [
         Message(partition=3, error_code=0, base_offset=70, log_append_time_ms=900, log_start_offset=5),
-        Message(partition=4, error_code=19),
+        Message(partition=4, error_code=NOT_ENOUGH_REPLICAS),
     ]
     body = Message(topics=[Message(name="a", partitions=rows), Message(name="b", partitions=[])], throttle_time_ms=250)
     for version in (9, 10):
@@ -306,7 +310,7 @@ def test_a_produce_response() -> None:
         assert response.throttle_ms == 250
         assert response.partitions == {
             ("a", 3): PartitionProduceResponse(0, 70, 900),
-            ("a", 4): PartitionProduceResponse(19),
+            ("a", 4): PartitionProduceResponse(NOT_ENOUGH_REPLICAS),
         }
         assert repr(response).startswith("<ProduceResponse {('a', 3)")
 
@@ -321,16 +325,16 @@ def test_the_new_leader() -> None:
         body = Message(topics=[Message(name="a", partitions=[row])], node_endpoints=endpoints)
         return produce_response(body, version).partitions["a", 0].leader
 
-    assert leader(10, 6, 2) == 2
-    assert leader(10, 6, 0) == 0
-    assert leader(10, 6, -1) is None
-    assert leader(10, 0, 2) is None
-    assert leader(9, 6, 2) is None
+    assert leader(10, NOT_LEADER, 2) == 2
+    assert leader(10, NOT_LEADER, 0) == 0
+    assert leader(10, NOT_LEADER, -1) is None
+    assert leader(10, NO_ERROR, 2) is None
+    assert leader(9, NOT_LEADER, 2) is None
 
 
 def test_addresses_of_new_leaders() -> None:
     """The response lists the brokers' addresses, with or without a rack. Version 9 has none."""
-    row = Message(partition=0, error_code=6, current_leader=Message(leader_id=3, leader_epoch=8))
+    row = Message(partition=0, error_code=NOT_LEADER, current_leader=Message(leader_id=3, leader_epoch=8))
     endpoints = [Message(node_id=3, host="h", port=9, rack=None), Message(node_id=4, host="i", port=10, rack="r")]
     body = Message(topics=[Message(name="a", partitions=[row])], node_endpoints=endpoints, throttle_time_ms=7)
     assert list(produce_response(body, 10).endpoints) == [(3, "h", 9), (4, "i", 10)]
@@ -345,7 +349,7 @@ def test_error_messages_of_the_batch_and_its_records() -> None:
         Message(batch_index=4, batch_index_error_message=None),
     ]
     for message, wanted in ((None, ""), ("refused", "refused; ")):
-        row = Message(partition=0, error_code=87, record_errors=errors, error_message=message)
+        row = Message(partition=0, error_code=CODE_OF["INVALID_RECORD"], record_errors=errors, error_message=message)
         answer = produce_response(Message(topics=[Message(name="a", partitions=[row])]), 9).partitions["a", 0]
         assert answer.detail == wanted + "record 1 of the batch: no key; record 4 of the batch"
 
@@ -364,7 +368,7 @@ def test_a_produce_response_by_hand() -> None:
         "01 05 01 ff"
     )
     response = ProduceResponse.decode(BytesIO(data))
-    assert response.partitions == {("a", 3): PartitionProduceResponse(6, leader=2)}
+    assert response.partitions == {("a", 3): PartitionProduceResponse(NOT_LEADER, leader=2)}
     assert response.throttle_ms == 10
 
 
