@@ -151,10 +151,9 @@ def test_a_number_in_another_unit_is_an_error_with_the_likely_unit(
 
 def test_the_error_for_seconds_is_complete() -> None:
     """The error names the value, its time, the violated setting, and the setting that accepts it."""
-    assert time_error(b"1717408800") == (
-        "time: /t is 1717408800 (1970-01-20T21:03:28.800 UTC), before min_event_time=2000-01-01;"
-        ' it looks like seconds: set time_unit = "s" for the topic'
-    )
+    message = time_error(b"1717408800")
+    for part in ("/t", "1717408800", "1970-01-20T21:03:28.800", "min_event_time=2000-01-01", 'time_unit = "s"'):
+        assert part in message
 
 
 def test_values_without_a_likely_unit_are_rejected() -> None:

@@ -17,6 +17,7 @@ import structlog
 from penstock.api.http.health import CheckResult
 from penstock.api.http.problem import Problem
 from penstock.services import daemon
+from penstock.services.aggregator.application_view import INCOMPLETE
 from penstock.services.aggregator.main import Aggregator, main
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.shared.clients.admin import Admin
@@ -179,8 +180,9 @@ async def test_a_query_before_the_topics_are_known_is_rejected() -> None:
     flags = ["--topology=my_topologies:sessions", "--no-queries.all-instances"]
     aggregator = Aggregator(AggregatorSettings.load(flags, environ={}))
     narrowing: Any = dict.fromkeys(("key", "key_from", "key_to", "from_ms", "to_ms", "continuation"))
-    with pytest.raises(Problem, match="the source topics are not known yet"):
+    with pytest.raises(Problem, match="source topics") as raised:
         await aggregator.find_windows("visits", status="open", **narrowing, rows_max=2)
+    assert raised.value.kind is INCOMPLETE
 
 
 @asynccontextmanager

@@ -57,7 +57,7 @@ def test_a_retention_by_size_is_not_one_by_time() -> None:
     """With `retention.bytes` alone Kafka deletes the first records, whatever their event times."""
     made = DEFAULTS | dict(event_time_topic("clicks", 3).configs) | {"retention.bytes": "1000"}
     (finding,) = topic_findings(TopicFacts("clicks", 3, made, {}, named=True), KAFKA)
-    assert finding.message == "retention.bytes=1000: Kafka deletes the first records of a partition that is larger"
+    assert "retention.bytes=1000" in finding.message
 
 
 def test_records_older_than_the_retention_are_a_problem() -> None:
