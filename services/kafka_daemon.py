@@ -17,7 +17,10 @@ from penstock.shared.common.errors import BrokerNotAvailable, RetriableError
 
 
 class KafkaHttpDaemon:
-    """The lifecycle of a service in front of Kafka; see `penstock.services.daemon`. A subclass sets `server`."""
+    """The lifecycle of a service in front of Kafka. A subclass sets `server`.
+
+    `penstock.services.service_lifecycle` describes the lifecycle.
+    """
 
     server: HttpServer
 

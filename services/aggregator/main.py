@@ -19,7 +19,7 @@ from penstock.api.streams.key_params import StoreQueryParams
 from penstock.api.streams.routes import streams_router
 from penstock.api.streams.stores import FoundWindows, Status, stores_router
 from penstock.api.streams.task_views import LiveWindows, StreamsState
-from penstock.services import daemon
+from penstock.services import service_lifecycle
 from penstock.services.aggregator.application_view import (
     COMPACTION_PARTITION,
     INCOMPLETE,
@@ -52,7 +52,7 @@ WALK_MS = 10  # a store is read in slices of this time; a busy worker processes 
 
 
 class Aggregator:
-    """The service; see `penstock.services.daemon`."""
+    """The service; see `penstock.services.service_lifecycle`."""
 
     def __init__(self, settings: AggregatorSettings, unix_socket: Path | None = None) -> None:
         """With `unix_socket` the service listens there, as one of several workers (see `workers`)."""
@@ -118,7 +118,7 @@ class Aggregator:
     async def main_loop(self) -> None:
         while True:
             self._turned_ms = SYSTEM_CLOCK.monotonic_ms()
-            daemon.require_running(self._beside)
+            service_lifecycle.require_running(self._beside)
             await self.worker.run_once()
 
     async def shutdown(self) -> None:
@@ -251,7 +251,7 @@ def main(arguments: list[str]) -> int:
     The exit status is 2 if a setting or the topology is invalid.
     """
 
-    def make_daemon(settings: AggregatorSettings) -> daemon.Daemon:
+    def make_daemon(settings: AggregatorSettings) -> service_lifecycle.Daemon:
         return Aggregator(settings) if settings.workers == 1 else WorkerSupervisor(settings, arguments)
 
-    return daemon.serve(PROGRAM, AggregatorSettings, make_daemon, arguments)
+    return service_lifecycle.serve(PROGRAM, AggregatorSettings, make_daemon, arguments)

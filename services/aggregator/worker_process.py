@@ -13,7 +13,7 @@ from pathlib import Path
 
 import structlog
 
-from penstock.services import daemon
+from penstock.services import service_lifecycle
 from penstock.services.aggregator.main import PROGRAM, Aggregator
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.workers import worker_settings
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     def limit_ms(settings: AggregatorSettings) -> int:
         return worker_settings(settings, int(number), url).shutdown_timeout_ms
 
-    return daemon.serve(PROGRAM, AggregatorSettings, make_worker, rest, limit_ms=limit_ms)
+    return service_lifecycle.serve(PROGRAM, AggregatorSettings, make_worker, rest, limit_ms=limit_ms)
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ class AnyWorker:
 
 
 class WorkerSupervisor:
-    """The service; see `penstock.services.daemon`."""
+    """The service; see `penstock.services.service_lifecycle`."""
 
     def __init__(self, settings: AggregatorSettings, arguments: Sequence[str]) -> None:
         load_topology(settings.topology, settings.topology_options)  # errors of the topology are reported here, once

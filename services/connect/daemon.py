@@ -19,8 +19,8 @@ from penstock.api.http.server import HttpServer
 from penstock.services.connect.property_files import ConnectorFile
 from penstock.services.connect.rest_server import guarded_rest_app, is_rest_open, rest_listener, worker_id_of
 from penstock.services.connect.worker_command_line import CommandLine, misspelled_settings
-from penstock.services.daemon import leaf_exceptions
 from penstock.services.exit_status import ExitStatus, StartFailed
+from penstock.services.service_lifecycle import leaf_exceptions
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer import Producer, ProducerSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from penstock.services import daemon
+from penstock.services import service_lifecycle
 from penstock.services.connect.daemon import EXIT_STATUSES, ConnectDaemon
 from penstock.services.connect.worker_command_line import CommandLine, Mode, read_command_line
 from penstock.services.exit_status import ExitStatus
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         command_line = read_command_line(mode, arguments[1:])
         configure(command_line.log, "connect")
-        return daemon.run_process(_run_connect_daemon(command_line))
+        return service_lifecycle.run_process(_run_connect_daemon(command_line))
     except ConfigError as e:
         print(f"penstock connect: {e}", file=sys.stderr)
         return ExitStatus.WRONG_SETTING
@@ -47,4 +47,4 @@ def main(arguments: Sequence[str]) -> int:
 
 async def _run_connect_daemon(command_line: CommandLine) -> int:
     timeout_ms = command_line.config["task.shutdown.graceful.timeout.ms"] + SHUTDOWN_TIMEOUT_MS
-    return await daemon.run(ConnectDaemon(command_line), timeout_ms)
+    return await service_lifecycle.run(ConnectDaemon(command_line), timeout_ms)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from penstock.services import daemon
+from penstock.services import service_lifecycle
 from penstock.services.connect.daemon import ConnectDaemon
 from penstock.services.connect.worker_command_line import CommandLine
 from penstock.services.local.ports import address_text
@@ -59,7 +59,7 @@ def make_connect_worker(settings: ConnectWorkerSettings) -> ConnectDaemon:
 
 def main(arguments: list[str]) -> int:
     """Run the Connect worker of a local set-up until SIGTERM or SIGINT. Returns the exit status."""
-    return daemon.serve(PROGRAM, ConnectWorkerSettings, make_connect_worker, arguments)
+    return service_lifecycle.serve(PROGRAM, ConnectWorkerSettings, make_connect_worker, arguments)
 
 
 if __name__ == "__main__":

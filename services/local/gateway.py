@@ -12,7 +12,7 @@ from penstock.api.console.dashboard import dashboard_router
 from penstock.api.http.app import create_app
 from penstock.api.http.health import Check, health_router
 from penstock.api.http.server import HttpServer
-from penstock.services import daemon
+from penstock.services import service_lifecycle
 from penstock.services.admin.cached_overview import CachedOverview, OverviewDaemon
 from penstock.services.admin.overview_sources import HttpSource, KafkaSource, LocalSource, services_client
 from penstock.services.admin.routers import forwarded_documents, more_routers
@@ -58,7 +58,7 @@ class GatewayDaemon(OverviewDaemon, ProducerDaemon):
 
 def main(arguments: list[str]) -> int:
     """Run the gateway until SIGTERM or SIGINT. Returns the exit status."""
-    return daemon.serve(PROGRAM, GatewaySettings, GatewayDaemon, arguments)
+    return service_lifecycle.serve(PROGRAM, GatewaySettings, GatewayDaemon, arguments)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from penstock.services import daemon
+from penstock.services import service_lifecycle
 from penstock.services.aggregator.settings import AggregatorSettings, CompactionSettings
 from penstock.services.consumer.handlers import load_handler
 from penstock.services.local import ports
@@ -41,7 +41,7 @@ PROGRAM = "penstock up"
 
 
 class Up:
-    """The daemon of `penstock up`: Kafka and the services; see `penstock.services.daemon`."""
+    """The daemon of `penstock up`: Kafka and the services; see `penstock.services.service_lifecycle`."""
 
     def __init__(self, settings: UpSettings, console: Console | None = None) -> None:
         self._settings = settings
@@ -283,4 +283,4 @@ def stop_timeout_ms(settings: UpSettings) -> int:
 
 def main(arguments: list[str]) -> int:
     """Run `penstock up` until Ctrl-C or SIGTERM. Returns the exit status."""
-    return daemon.serve(PROGRAM, UpSettings, Up, arguments, limit_ms=stop_timeout_ms)
+    return service_lifecycle.serve(PROGRAM, UpSettings, Up, arguments, limit_ms=stop_timeout_ms)

@@ -15,7 +15,7 @@ LIMIT_MS = 500
 
 PROGRAM = """
 import asyncio, sys
-from penstock.services import daemon
+from penstock.services import service_lifecycle
 
 async def cooperative():
     await asyncio.Event().wait()
@@ -42,7 +42,7 @@ class Service:
         if sys.argv[1] == "endless":
             await asyncio.Event().wait()
 
-sys.exit(asyncio.run(daemon.run(Service(), int(sys.argv[2]))))
+sys.exit(asyncio.run(service_lifecycle.run(Service(), int(sys.argv[2]))))
 """
 
 

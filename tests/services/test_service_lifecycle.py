@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services import daemon
+from penstock.services import service_lifecycle
 from penstock.services.exit_status import StartFailed
 from penstock.services.supervision import keep_running
 from penstock.shared.common import log
@@ -75,7 +75,7 @@ class Service:
 
 
 def run(service: Service) -> int:
-    return asyncio.run(daemon.run(service, LIMIT_MS))
+    return asyncio.run(service_lifecycle.run(service, LIMIT_MS))
 
 
 async def _odd() -> None:
@@ -99,10 +99,10 @@ async def test_an_ended_background_task_is_an_error(step: Step, message: str) ->
         await step()
 
     task = asyncio.create_task(beside(), name="beside")
-    daemon.require_running([other, task])
+    service_lifecycle.require_running([other, task])
     await asyncio.wait({task})
     with pytest.raises(Exception) as raised:
-        daemon.require_running([other, task])
+        service_lifecycle.require_running([other, task])
     other.cancel()
     assert f"{type(raised.value).__name__}: {raised.value}".startswith(message)
 
@@ -186,7 +186,7 @@ class Settings(DaemonSettings):
 
 
 def _serve(make: Callable[[Settings], Service], *arguments: str) -> int:
-    return daemon.serve("penstock test", Settings, make, arguments)
+    return service_lifecycle.serve("penstock test", Settings, make, arguments)
 
 
 def test_serve_runs_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_an_invalid_setting_ends_serve(
 def test_a_thread_delays_the_exit_only_for_a_grace_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a thread has not ended after the shutdown, the process ends without it, with the daemon's status."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(daemon, "EXIT_GRACE_MS", 1, raising=False)
+    monkeypatch.setattr(service_lifecycle, "EXIT_GRACE_MS", 1, raising=False)
     exits = list[int]()
     ended = threading.Event()
     started = list[asyncio.Task[bool]]()

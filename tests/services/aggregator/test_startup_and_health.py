@@ -16,7 +16,7 @@ import structlog
 
 from penstock.api.http.health import CheckResult
 from penstock.api.http.problem import Problem
-from penstock.services import daemon
+from penstock.services import service_lifecycle
 from penstock.services.aggregator.application_view import INCOMPLETE
 from penstock.services.aggregator.main import Aggregator, main
 from penstock.services.aggregator.settings import AggregatorSettings
@@ -139,7 +139,7 @@ async def test_a_background_task_that_ends_ends_the_service(
         async def shutdown(self) -> None:
             pass
 
-    assert await daemon.run(Alone(), 1_000) == 1
+    assert await service_lifecycle.run(Alone(), 1_000) == 1
     lines = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines()]
     assert {"level": "error", "event": "a background task has ended", "task": "backlog"}.items() <= lines[0].items()
     assert lines[1]["event"] == "failed"

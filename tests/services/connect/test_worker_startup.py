@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.api.connect.routes import StartingApp
-from penstock.services import daemon as service
+from penstock.services import service_lifecycle as service
 from penstock.services.connect.daemon import PORT_IN_USE, ConnectDaemon
 from penstock.services.connect.main import main
 from penstock.services.connect.property_files import ConnectorFile, read_connector_file, read_properties
