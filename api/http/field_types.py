@@ -22,7 +22,8 @@ Store = Annotated[str, Field(examples=["sessions"])]
 Stage = Annotated[str, Field(examples=["process"])]
 RecordKey = Annotated[str, Field(examples=["UA"])]
 Host = Annotated[str, Field(examples=["localhost"])]
-Instance = Annotated[str, Field(examples=["host:8083"])]
+Instance = Annotated[str, Field(examples=["host-4711"])]
+"""An instance of an application: the name of its host and its process id."""
 Text = Annotated[str, Field(examples=[""])]
 
 Partition = Annotated[int, Field(examples=[0])]

@@ -61,8 +61,13 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
         responses={200: {"model": TopologyResponse}},
     )
     async def get_topology() -> Response:
-        state: dict[str, Any] = {**await view.describe()}
-        return json_response({key: state.get(key) for key in ("application_id", "topology", "processing_guarantee")})
+        state = await view.describe()
+        response: TopologyResponse = {
+            "application_id": state["application_id"],
+            "topology": state["topology"],
+            "processing_guarantee": state["processing_guarantee"],
+        }
+        return json_response(response)
 
     @router.get(
         "/v1/streams/tasks",
@@ -71,7 +76,10 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
     )
     async def list_tasks(local: Local = False) -> Response:
         state = await describe_streams(local)
-        return json_response({"tasks": state.get("tasks", []), **_missing_partitions(state)})
+        response: TasksResponse = {"tasks": state["tasks"]}
+        if "missing" in state:
+            response["missing"] = state["missing"]
+        return json_response(response)
 
     @router.get(
         "/v1/streams/stores",
@@ -111,9 +119,10 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
         responses={200: {"model": CompactionsResponse}},
     )
     async def list_compactions(local: Local = False) -> Response:
-        rows = (await describe_streams(local)).get("compactions", [])
+        rows = (await describe_streams(local))["compactions"]
         last = next((row for row in rows if row.get("status") == "done"), None)
-        return json_response({"compactions": rows, "last": last})
+        response: CompactionsResponse = {"compactions": rows, "last": last}
+        return json_response(response)
 
     @router.post(
         "/v1/compactions",
@@ -130,7 +139,3 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
     for other in more:
         router.include_router(other)
     return router
-
-
-def _missing_partitions(state: StreamsState) -> dict[str, Any]:
-    return {"missing": state["missing"]} if "missing" in state else {}

@@ -6,7 +6,7 @@ implements `InstancesView`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired, Protocol
+from typing import Annotated, Any, Literal, NotRequired, Protocol, Required
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -14,32 +14,86 @@ from typing_extensions import TypedDict
 from penstock.api.http import field_types as of
 from penstock.api.streams.key_params import ContinuationOf
 
+ProcessingGuarantee = Literal["exactly_once", "at_least_once"]
+TopologyText = Annotated[str, Field(examples=["Source: flights (topic: flights) --> sessions"])]
+"""A topology as text, with one line for each node."""
+
 
 class TaskState(TypedDict, total=False):
-    """One task. A field that is missing or None is unknown."""
+    """One task. A field that is missing or None is unknown.
 
-    partition: of.Partition
-    state: Annotated[str, Field(examples=["running"])]
-    """`restoring` or `running`."""
+    Records and windows of the task are counted from its last restore to its last commit.
+    """
+
+    partition: Required[of.Partition]
+    state: Required[Literal["restoring", "running"]]
+    instance: Required[of.Instance]
+    """The instance that runs or restores the task."""
+    epoch: of.Count
+    """The owner epoch of the task's changelog entries. Each new owner of the partition has a higher one."""
+    sources: Annotated[dict[str, int], Field(examples=[{"flights": 17}])]
+    """By source topic: the offset of the next record that the task processes."""
     stream_time_ms: of.TimeMs | None
-    """The highest event time of a record that the task processed, in ms since the epoch, without dead letters."""
+    """The highest event time of a record that the task processed, in ms since the epoch, without dead letters; -1 if
+    there is no such record."""
     operator_times_ms: Annotated[dict[str, int], Field(examples=[{"sessions": 1357016700000}])] | None
     """By store: the highest event time of a record with a key that its operator processed. Windows close by it."""
     state_rows: of.Count | None
     """The rows of the task's stores, such as live windows and rows of tables."""
+    records: of.Count
+    """Records that the task processed."""
     closed_windows: of.Count | None
     late_records: of.Count | None
+    """Records that came after all their windows had closed."""
     dead_letters: of.Count | None
+    """Records and outputs that were sent to the dead-letter topic."""
+    skipped_records: of.Count
+    """Records and outputs that an error handler skipped, and records whose time is too far ahead."""
     restore_ms: of.Count | None
     """The duration of the last restore."""
+    restored_windows: of.Count
+    """The rows from the snapshot that the last restore began with."""
+    restored_changelog_records: of.Count
+    """All records of the changelog that the last restore read."""
+    restored_changelog_windows: of.Count
+    """The entries of the changelog that the last restore applied."""
+    restored_local_windows: of.Count
+    """The rows from the instance's disk that the last restore began with."""
+    restored_standby_windows: of.Count
+    """The rows from the instance's standby that the last restore began with."""
+    snapshot_version: of.Count | None
+    """The version of the snapshot that the last restore began with; None if it began without a snapshot."""
     remaining_records: of.Count | None
     """During a restore: changelog records that are still to be read."""
     records_per_second: of.Count | None
     """During a restore: changelog records read per second."""
     eta_ms: of.Count | None
     """During a restore: the remaining time at that rate."""
+
+
+class StandbyState(TypedDict):
+    """One standby: a copy of a task's state that an instance keeps beside the partition's owner."""
+
+    partition: of.Partition
+    state: Literal["catching up", "current", "failed"]
+    state_rows: of.Count
+    """The rows of the standby's stores."""
+    lag: of.Lag
+    """Changelog offsets that the standby has not read yet."""
     instance: of.Instance
-    """The instance that runs the task, in answers about several instances."""
+    """The instance that keeps the standby."""
+
+
+class InstanceRow(TypedDict):
+    """One instance of the application, as it has registered itself."""
+
+    instance: of.Instance
+    url: Annotated[str, Field(examples=["http://10.0.0.7:8080"])]
+    """The address at which the other instances query it."""
+    partitions: Annotated[list[int], Field(examples=[[0, 2]])]
+    """The partitions whose tasks it runs."""
+    restoring: Annotated[list[int], Field(examples=[[1]])]
+    """The partitions whose tasks it restores."""
 
 
 class CompactionState(TypedDict, total=False):
@@ -56,15 +110,23 @@ class CompactionState(TypedDict, total=False):
     detail: of.Text
 
 
-class StreamsState(TypedDict, total=False):
-    """The state of one topology."""
+class StreamsState(TypedDict):
+    """The state of an application, or of one of its instances. That of one instance lacks `instances` and `missing`."""
 
     application_id: of.Application
+    instance: of.Instance
+    """The instance that responds."""
+    processing_guarantee: ProcessingGuarantee
+    """The guarantee in force: with internal topics it is `exactly_once`, whatever the setting."""
+    topology: TopologyText
     tasks: list[TaskState]
+    standbys: list[StandbyState]
     compactions: list[CompactionState]
     """Newest first, a bounded number of them."""
-    missing: list[MissingPartition]
-    """Partitions that the response lacks; absent if an instance reports only itself."""
+    instances: NotRequired[list[InstanceRow]]
+    """The instances that are known, whether or not they answer."""
+    missing: NotRequired[list[MissingPartition]]
+    """Partitions that the response lacks."""
 
 
 class MissingPartition(TypedDict):
@@ -107,8 +169,8 @@ class TopologyResponse(TypedDict):
     """The topology of the application."""
 
     application_id: of.Application
-    topology: Annotated[Any, Field(examples=[{"nodes": []}])]
-    processing_guarantee: Annotated[str | None, Field(examples=["exactly_once"])]
+    topology: TopologyText
+    processing_guarantee: ProcessingGuarantee
 
 
 class TasksResponse(TypedDict):

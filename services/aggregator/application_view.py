@@ -16,7 +16,7 @@ import base64
 import ssl
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol, TypeVar, Unpack, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, Unpack
 from urllib.parse import quote
 
 import httpx
@@ -27,7 +27,14 @@ from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import SERVICE_UNAVAILABLE
 from penstock.api.settings import GuardedSettings, Scope
 from penstock.api.streams.key_params import StoreQueryParams, encode_query_params
-from penstock.api.streams.task_views import StreamsState, StreamsView
+from penstock.api.streams.task_views import (
+    InstanceRow,
+    MissingPartition,
+    StandbyState,
+    StreamsState,
+    StreamsView,
+    TaskState,
+)
 from penstock.services.aggregator.continuations import live_pages, row_pages
 from penstock.services.aggregator.settings import QueriesSettings
 from penstock.shared.common.continuation_codec import ContinuationCodec
@@ -139,9 +146,9 @@ class ApplicationView:
         }
         parts = parts._replace(others=idle | parts.others)
         responses, missing = await self._query_other_instances(parts, "/v1/streams", {})
-        found = [InstanceResponse(parts.own | restoring, cast(Mapping[str, Any], own)), *responses]
-        doing = next((p.response for p in found if COMPACTION_PARTITION in p.partitions), cast(Mapping[str, Any], own))
-        state: dict[str, Any] = {
+        found = [InstanceResponse(parts.own | restoring, own), *responses]
+        doing = next((p.response for p in found if COMPACTION_PARTITION in p.partitions), own)
+        return {
             **own,
             "tasks": merge_tasks(found),
             "standbys": merge_standbys(found),
@@ -149,7 +156,6 @@ class ApplicationView:
             "instances": [self._describe_instance(url) for url in self._instances.urls()],
             "missing": missing_rows(missing),
         }
-        return cast(StreamsState, state)
 
     async def stores(self) -> dict[str, Any]:
         """Return the state stores of all instances."""
@@ -162,7 +168,7 @@ class ApplicationView:
         """Return live windows of all instances."""
         parts = self._partition_owners()
         pages = live_pages(self._own.application, store, key)
-        own = cast(Mapping[str, Any], self._own.windows(store, key, limit, continuation))
+        own = self._own.windows(store, key, limit, continuation)
         wanted = {"store": store, "key": key, "limit": limit, "continuation": continuation}
         responses, missing = await self._query_other_instances(parts, "/v1/streams/windows", wanted)
         found = merge_windows([InstanceResponse(parts.own, own), *responses], limit, pages)
@@ -206,7 +212,7 @@ class ApplicationView:
             return parts._replace(missing=dict.fromkeys(parts.missing, f"other instances are not known: {why}"))
         return parts
 
-    def _describe_instance(self, url: str) -> dict[str, Any]:
+    def _describe_instance(self, url: str) -> InstanceRow:
         registration = self._instances.registration(url)
         return {
             "instance": registration.instance,
@@ -302,7 +308,7 @@ class InstanceResponse(NamedTuple):
     response: Mapping[str, Any]
 
 
-def missing_rows(missing: Mapping[int, str]) -> list[dict[str, Any]]:
+def missing_rows(missing: Mapping[int, str]) -> list[MissingPartition]:
     """Return the missing partitions as the application's responses list them."""
     return [{"partition": partition, "reason": reason} for partition, reason in sorted(missing.items())]
 
@@ -359,29 +365,22 @@ def _first_merged_rows(
     return [row for _, row in known[:limit]], last
 
 
-def merge_tasks(parts: Iterable[InstanceResponse]) -> list[dict[str, Any]]:
-    """Merge the instances' tasks into the application's, each with the instance that runs or restores it."""
-    found = [
-        {**task, "instance": response.get("instance", "")}
-        for partitions, response in parts
-        for task in response.get("tasks", ())
-        if task["partition"] in partitions
+def merge_tasks(parts: Iterable[InstanceResponse]) -> list[TaskState]:
+    """Merge the instances' tasks into the application's."""
+    found: list[TaskState] = [
+        task for partitions, response in parts for task in response.get("tasks", ()) if task["partition"] in partitions
     ]
     return sorted(found, key=lambda task: task["partition"])
 
 
-def merge_standbys(parts: Iterable[InstanceResponse]) -> list[dict[str, Any]]:
-    """Merge the instances' standbys into the application's by partition, each with its instance.
+def merge_standbys(parts: Iterable[InstanceResponse]) -> list[StandbyState]:
+    """Merge the instances' standbys into the application's, by partition and instance.
 
-    >>> of_a = InstanceResponse([0], {"instance": "a", "standbys": [{"partition": 1, "lag": 0}]})
+    >>> of_a = InstanceResponse([0], {"standbys": [{"partition": 1, "lag": 0, "instance": "a"}]})
     >>> merge_standbys([of_a, InstanceResponse([1], {})])
     [{'partition': 1, 'lag': 0, 'instance': 'a'}]
     """
-    found = [
-        {**standby, "instance": response.get("instance", "")}
-        for _, response in parts
-        for standby in response.get("standbys", ())
-    ]
+    found: list[StandbyState] = [standby for _, response in parts for standby in response.get("standbys", ())]
     return sorted(found, key=lambda standby: (standby["partition"], standby["instance"]))
 
 

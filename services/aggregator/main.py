@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 from prometheus_client import CollectorRegistry
 
@@ -134,8 +134,17 @@ class Aggregator:
 
     async def describe(self) -> StreamsState:
         """Return the response of `GET /v1/streams`."""
-        state: dict[str, Any] = {**self.worker.describe(), "compactions": self.compaction.describe()}
-        return cast(StreamsState, state)
+        worker = self.worker.describe()
+        instance = worker["instance"]
+        return {
+            "application_id": worker["application_id"],
+            "instance": instance,
+            "processing_guarantee": worker["processing_guarantee"],
+            "topology": worker["topology"],
+            "tasks": [{**task, "instance": instance} for task in worker["tasks"]],
+            "standbys": [{**standby, "instance": instance} for standby in worker["standbys"]],
+            "compactions": self.compaction.describe(),
+        }
 
     @property
     def application(self) -> str:

@@ -28,6 +28,7 @@ from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import HttpSettings, KafkaSettings
+from tests.api.streams.test_queries import STATE
 from tests.integration.chromium import Page, chromium, find_chromium
 from tests.integration.test_http_ingest import NDJSON, create, healthy
 from tests.shared_broker import Broker
@@ -49,9 +50,14 @@ class Streams:
         self.late += 3
         now_ms = SYSTEM_CLOCK.now_ms()
         task = TaskState(
-            partition=0, state="running", stream_time_ms=now_ms - 60_000, state_rows=2, late_records=self.late
+            partition=0,
+            state="running",
+            instance="a",
+            stream_time_ms=now_ms - 60_000,
+            state_rows=2,
+            late_records=self.late,
         )
-        return {"application_id": "banks", "tasks": [task], "compactions": [*self.runs]}
+        return {**STATE, "tasks": [task], "compactions": [*self.runs]}
 
     def stores(self) -> list[dict[str, Any]]:
         return [{"store": "sessions", "rows": {"0": 2}, "total": 2}]

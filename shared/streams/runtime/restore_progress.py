@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from penstock.shared.common.log import get_logger
 from penstock.shared.streams.task.metrics import RestoreMetrics
@@ -11,6 +12,14 @@ log = get_logger(__name__)
 
 
 LOG_INTERVAL_MS = 5_000  # between log lines of the progress
+
+
+class ProgressDescription(TypedDict):
+    """A restore's progress as plain values; see `RestoreProgress`."""
+
+    remaining_records: int | None
+    records_per_second: int | None
+    eta_ms: int | None
 
 
 class RestoreProgress:
@@ -59,7 +68,7 @@ class RestoreProgress:
             self._logged_at_ms = now_ms
             log.info("state is being restored", partition=self._partition, position=position, **self.describe())
 
-    def describe(self) -> dict[str, int | None]:
+    def describe(self) -> ProgressDescription:
         """Return the remaining records, the rate and the estimated time as plain values."""
         return {
             "remaining_records": self.remaining_records,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Literal, TypedDict
 
 from prometheus_client import CollectorRegistry
 
@@ -35,6 +35,15 @@ WRITE_MS = 1_000
 """The interval at which read changes are written to disk, for state on disk."""
 
 
+class StandbyDescription(TypedDict):
+    """A standby as plain values."""
+
+    partition: int
+    state: Literal["catching up", "current", "failed"]
+    state_rows: int
+    lag: int
+
+
 class Standby:
     """The standby of one partition."""
 
@@ -51,7 +60,7 @@ class Standby:
         self.restarts = RepeatedFailure()
         """Errors after which it begins again without its state."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StandbyDescription:
         """Return it as plain values."""
         task = None if self.restoring is None else self.restoring.task
         return {
@@ -91,7 +100,7 @@ class Standbys:
         on_disk = [] if self._task_factory.directory is None else self._task_factory.directory.partitions()
         return {*on_disk, *self._own}
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[StandbyDescription]:
         """Return each standby as plain values."""
         return [standby.describe() for _, standby in sorted(self._own.items())]
 

@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Literal, TypedDict
 
 from prometheus_client import CollectorRegistry
 
@@ -45,11 +45,11 @@ from penstock.shared.streams.runtime.global_tables import GlobalTableRows, Globa
 from penstock.shared.streams.runtime.repartition_purge import RepartitionPurge
 from penstock.shared.streams.runtime.source_positions import GroupAhead, SourcePositions
 from penstock.shared.streams.runtime.standby_assignor import STRATEGIES
-from penstock.shared.streams.runtime.standbys import Standbys
+from penstock.shared.streams.runtime.standbys import StandbyDescription, Standbys
 from penstock.shared.streams.runtime.stream_task_factory import StreamTaskFactory
 from penstock.shared.streams.runtime.task_commits import EndedCommits, Failure, TaskCommits
 from penstock.shared.streams.runtime.turn_time import TurnTime, log_if_blocking
-from penstock.shared.streams.runtime.worker_tasks import OwnedTask, Ready, RunningTask, WorkerTasks
+from penstock.shared.streams.runtime.worker_tasks import OwnedTask, Ready, RunningTask, TaskDescription, WorkerTasks
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.idleness import advance_idle_time
 from penstock.shared.streams.task.metrics import RestoreMetrics
@@ -66,6 +66,17 @@ LEAVE_SHARE = 0.5
 
 OnTask = Callable[[StreamTask], None]
 """Called with each task once it is restored, before its first record; here punctuation can be scheduled."""
+
+
+class WorkerDescription(TypedDict):
+    """A stream worker as plain values. `topology` is the text of `Topology.describe`."""
+
+    application_id: str
+    instance: str
+    processing_guarantee: Literal["exactly_once", "at_least_once"]
+    topology: str
+    tasks: list[TaskDescription]
+    standbys: list[StandbyDescription]
 
 
 class StreamWorker(RebalanceListener):
@@ -260,7 +271,7 @@ class StreamWorker(RebalanceListener):
         """The tasks owned now, by partition."""
         return dict(self._owned)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> WorkerDescription:
         """Return the tasks as plain values, for REST and the dashboard."""
         return {
             "application_id": self._settings.application_id,

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 from penstock.shared.common.log import get_logger
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
@@ -33,6 +33,43 @@ class RunningTask:
     inputs: TaskInputs
     idle: Idleness | None
     """None without `idle_timeout_ms`."""
+
+
+class RestoringTaskDescription(TypedDict):
+    """A task that is being restored, as plain values. The progress is absent until the restore reads the changelog."""
+
+    partition: int
+    state: Literal["restoring"]
+    remaining_records: NotRequired[int | None]
+    records_per_second: NotRequired[int | None]
+    eta_ms: NotRequired[int | None]
+
+
+class RunningTaskDescription(TypedDict):
+    """A running task as plain values. `TaskState` in `penstock.api.streams.task_views` states what each one means."""
+
+    partition: int
+    state: Literal["running"]
+    epoch: int
+    sources: dict[str, int]
+    stream_time_ms: int
+    operator_times_ms: dict[str, int]
+    state_rows: int
+    records: int
+    closed_windows: int
+    late_records: int
+    dead_letters: int
+    skipped_records: int
+    restore_ms: int
+    restored_windows: int
+    restored_changelog_records: int
+    restored_changelog_windows: int
+    restored_local_windows: int
+    restored_standby_windows: int
+    snapshot_version: int | None
+
+
+TaskDescription = RestoringTaskDescription | RunningTaskDescription
 
 
 class OwnedTask:
@@ -127,14 +164,15 @@ class OwnedTask:
                 self.local.close()
             await self.changelog.close(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> TaskDescription:
         """Return the task as plain values. The counts of records and closed windows are those of the last commit."""
         task = self.task
         report = self.report
         if task is None:
             progress = self.changelog.progress
-            known = {} if progress is None else progress.describe()
-            return {"partition": self.partition, "state": "restoring"} | known
+            if progress is None:
+                return {"partition": self.partition, "state": "restoring"}
+            return {"partition": self.partition, "state": "restoring", **progress.describe()}
         done = task.metrics.committed
         return {
             "partition": self.partition,
@@ -209,6 +247,6 @@ class WorkerTasks:
                 log.error("a task cannot be closed", partition=owned.partition, reason=str(error), exc_info=error)
         self.clear()
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[TaskDescription]:
         """Return the state of each `OwnedTask` as plain values, by partition."""
         return [owned.describe() for _, owned in sorted(self.owned.items())]

@@ -16,12 +16,23 @@ from penstock.api.streams.task_views import LiveWindows, StreamsState, WindowRow
 from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import ConfigError
 
+STATE: StreamsState = {
+    "application_id": "banks",
+    "instance": "a",
+    "processing_guarantee": "exactly_once",
+    "topology": "Source: in (topic: in) --> none",
+    "tasks": [{"partition": 0, "state": "running", "instance": "a", "stream_time_ms": None}],
+    "standbys": [],
+    "compactions": [],
+}
+"""The state of an instance with one task."""
+
 
 class View:
     """A view of one task."""
 
     async def describe(self) -> StreamsState:
-        return {"application_id": "banks", "tasks": [{"partition": 0, "stream_time_ms": None}], "compactions": []}
+        return STATE
 
     def stores(self) -> list[dict[str, Any]]:
         return [{"store": "sessions", "rows": {"0": 2}, "total": 2}]
@@ -42,11 +53,10 @@ async def test_the_views_state_is_served() -> None:
     app = create_app(streams=streams_router(View()))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         response = await client.get("/v1/streams")
-    assert response.json() == {
-        "application_id": "banks",
-        "tasks": [{"partition": 0, "stream_time_ms": None}],
-        "compactions": [],
-    }
+        topology = await client.get("/v1/streams/topology")
+    assert response.json() == STATE
+    described = ("application_id", "topology", "processing_guarantee")
+    assert topology.json() == {name: response.json()[name] for name in described}
 
 
 async def test_windows_stores_and_compactions_have_routes() -> None:
@@ -75,7 +85,7 @@ class Instances:
     missing = ({"partition": 1, "reason": "no instance has it"},)
 
     async def describe(self) -> StreamsState:
-        return {"application_id": "all", "tasks": [{"partition": 0}], "missing": list(self.missing)}  # type: ignore[typeddict-item]
+        return {**STATE, "application_id": "all", "missing": list(self.missing)}  # type: ignore[typeddict-item]
 
     async def stores(self) -> dict[str, Any]:
         return {"stores": [], "missing": self.missing}
@@ -100,7 +110,7 @@ async def test_answers_cover_all_instances_unless_local() -> None:
 
         assert (await get("/v1/streams"))["application_id"] == "all"
         assert (await get("/v1/streams?local=true"))["application_id"] == "banks"
-        assert await get("/v1/streams/tasks") == {"tasks": [{"partition": 0}], "missing": list(Instances.missing)}
+        assert await get("/v1/streams/tasks") == {"tasks": STATE["tasks"], "missing": list(Instances.missing)}
         assert "missing" not in await get("/v1/streams/tasks?local=true")
         assert (await get("/v1/streams/stores"))["missing"] == list(Instances.missing)
         assert (await get("/v1/streams/stores?local=true"))["stores"][0]["total"] == 2
@@ -114,7 +124,7 @@ class StoreView:
     """Answers with the query's parameters."""
 
     async def describe(self) -> StreamsState:
-        return {}
+        return STATE
 
     async def read_store(self, store: str, **wanted: Any) -> Any:
         if store != "s":
@@ -141,7 +151,7 @@ async def test_query_parameters_reach_the_view() -> None:
     open_ = {"key_from": None, "key_to": None, "to_ms": None, "continuation": None}
     assert response.json() == {"store": "s", "key": "ann", "from_ms": 5, "rows_max": 7, **open_}
     assert (await get("/v1/streams/stores/s?continuation=abc")).json()["continuation"] == "abc"
-    assert (await get("/v1/streams")).json() == {}
+    assert (await get("/v1/streams")).json() == STATE
 
 
 async def test_keys_may_be_bytes() -> None:

@@ -28,6 +28,7 @@ from penstock.shared.clients.admin import GroupListing, PartitionLag
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import BrokerNotAvailable, GroupNotFound
 from tests.api.admin.test_administration import MemoryAdmin
+from tests.api.streams.test_queries import STATE
 from tests.integration.certificates import serving_with_trust
 
 
@@ -35,7 +36,7 @@ class View:
     """One task."""
 
     async def describe(self) -> StreamsState:
-        return {"tasks": [{"partition": 0, "state_rows": 4}]}
+        return STATE
 
 
 def registry() -> CollectorRegistry:
@@ -58,7 +59,7 @@ async def test_a_service_is_read_through_http() -> None:
     sample = await HttpSource("aggregator", "http://a", client(app)).sample()
     assert (sample.status, sample.detail) == ("failing", "kafka: no broker")
     assert sample.metrics["penstock_streams_late_records_total"] == 5
-    assert sample.streams == {"tasks": [{"partition": 0, "state_rows": 4}]}
+    assert sample.streams == STATE
 
 
 async def test_a_service_with_a_certificate_of_an_own_authority(

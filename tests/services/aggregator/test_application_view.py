@@ -51,8 +51,8 @@ class Instance:
 
     async def describe(self) -> StreamsState:
         states = [*((p, "running") for p in self.running), *((p, "restoring") for p in self.restoring)]
-        tasks: Any = [{"partition": p, "state": state} for p, state in states]
-        standbys = [{"partition": p, "lag": 0} for p in self.standbys]
+        tasks: Any = [{"partition": p, "state": state, "instance": self.name} for p, state in states]
+        standbys = [{"partition": p, "lag": 0, "instance": self.name} for p in self.standbys]
         state: Any = {"application_id": "x", "instance": self.name, "tasks": tasks, "standbys": standbys}
         return {**state, "compactions": [{"detail": self.name}]}  # type: ignore[typeddict-item]
 
