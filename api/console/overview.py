@@ -25,13 +25,14 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from penstock.api.console.history import Point
 from penstock.api.http import field_types as of
+from penstock.api.streams.task_views import CompactionState, MissingPartition, TaskState
 
 RATE_WINDOW_MS = 5_000
 COMPACTIONS_MAX = 10
@@ -71,13 +72,22 @@ class ServiceSample:
     streams: Mapping[str, Any] | None = None
 
 
+class GroupSample(TypedDict):
+    """The state of a group, its number of members and its total lag."""
+
+    group: of.Group
+    state: Annotated[str, Field(examples=["Stable"])]
+    members: of.Count
+    lag: of.Lag
+
+
 @dataclass(frozen=True, slots=True)
 class KafkaSample:
-    """The response of Kafka: brokers, and each group with its state, number of members and total lag."""
+    """The response of Kafka: brokers and groups."""
 
     cluster_id: str | None = None
     brokers: int | None = None
-    groups: Sequence[Mapping[str, Any]] = ()
+    groups: Sequence[GroupSample] = ()
     groups_omitted: int = 0
     """The number of groups left out of the sample because there are too many."""
     error: str = ""
@@ -101,13 +111,9 @@ class KafkaState(TypedDict):
     error: of.Text
 
 
-class GroupState(TypedDict):
+class GroupState(GroupSample):
     """A group with the change of its lag per second (negative: catching up)."""
 
-    group: of.Group
-    state: Annotated[str, Field(examples=["Stable"])]
-    members: of.Count
-    lag: of.Lag
     lag_per_second: of.Rate | None
     catch_up_s: of.Seconds | None
 
@@ -120,25 +126,39 @@ class GroupEvent(TypedDict):
     what: Annotated[str, Field(examples=["members 1 to 2"])]
 
 
-class IngestState(TypedDict):
+class LatencyQuantiles(TypedDict):
+    """Quantiles of the ingest latency over the last seconds."""
+
+    p50_ms: of.Milliseconds | None
+    p99_ms: of.Milliseconds | None
+
+
+class IngestState(LatencyQuantiles):
     """The ingest of all services together.
 
     `stored`, `rejected` and `rejected_requests` count from the start of each service. The other values cover the last
     seconds.
     """
 
-    p50_ms: of.Milliseconds | None
-    p99_ms: of.Milliseconds | None
     stored: of.Count | None
     records_per_second: of.Rate | None
     rejected: of.Count | None
     rejected_requests: of.Count | None
 
 
-class StreamsOverview(TypedDict):
-    """The tasks of all applications, in the shape of `/v1/streams/tasks`."""
+class MissingTask(TypedDict):
+    """A partition that no instance reports a task of."""
 
-    tasks: Annotated[list[dict[str, Any]], Field(examples=[[{"partition": 0, "state": "running"}]])]
+    partition: of.Partition
+    state: Literal["missing"]
+    instance: Annotated[str, Field(examples=["no instance has it"])]
+    """The reason."""
+
+
+class StreamsOverview(TypedDict):
+    """The tasks of all applications by partition, and the totals of all tasks."""
+
+    tasks: list[TaskState | MissingTask]
     state_rows: of.Count | None
     closed_windows: of.Count | None
     late_records: of.Count | None
@@ -158,14 +178,15 @@ class Overview(TypedDict):
     ingest: IngestState
     streams: StreamsOverview
     dead_letters: of.Count | None
-    compactions: Annotated[list[dict[str, Any]], Field(examples=[[{"status": "done", "rows": 42}]])]
+    compactions: list[CompactionState]
+    """The newest compactions of all applications, newest first."""
 
 
 class OverviewProvider(Protocol):
     """Provides the overview and its history to the routes of the dashboard."""
 
-    async def overview(self) -> dict[str, Any]:
-        """Return the newest overview as plain values (see `OverviewBuilder.build`)."""
+    async def overview(self) -> Overview:
+        """Return the newest overview (see `OverviewBuilder.build`)."""
         ...
 
     def history(self) -> list[Point]:
@@ -219,17 +240,17 @@ class GroupWatch:
     """
 
     def __init__(self) -> None:
-        self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_MAX)
+        self.events: deque[GroupEvent] = deque(maxlen=EVENTS_MAX)
         self._lags: dict[str, deque[tuple[int, int]]] = {}
-        self._last: dict[str, Mapping[str, Any]] = {}
+        self._last: dict[str, GroupSample] = {}
 
-    def observe(self, groups: Sequence[Mapping[str, Any]], *, now_ms: int, monotonic_ms: int) -> list[dict[str, Any]]:
+    def observe(self, groups: Sequence[GroupSample], *, now_ms: int, monotonic_ms: int) -> list[GroupState]:
         """Add a sample of the groups. Returns the overview's groups, each with `lag_per_second` and `catch_up_s`.
 
         `lag_per_second` is negative if the group catches up, and None for the group's first sample. `catch_up_s` is 0
         without lag, and None if the lag does not fall.
         """
-        rows = []
+        rows: list[GroupState] = []
         for group in groups:
             name = str(group["group"])
             self._add_rebalance(name, group, now_ms)
@@ -246,7 +267,7 @@ class GroupWatch:
                 self._lags.pop(name, None)
         return rows
 
-    def _add_rebalance(self, name: str, group: Mapping[str, Any], now_ms: int) -> None:
+    def _add_rebalance(self, name: str, group: GroupSample, now_ms: int) -> None:
         """Add a rebalance to the overview if the group's state or number of members changed since the last sample."""
         before = self._last.get(name)
         self._last[name] = group
@@ -279,7 +300,7 @@ class IngestLatency:
         self._increases: Counter[float] = Counter()
         self._points: deque[tuple[int, Counter[float]]] = deque()
 
-    def observe(self, services: Sequence[ServiceSample], monotonic_ms: int) -> dict[str, float | None]:
+    def observe(self, services: Sequence[ServiceSample], monotonic_ms: int) -> LatencyQuantiles:
         """Add a sample of the services. Returns the overview's `p50_ms` and `p99_ms`.
 
         Both are None for the first sample, and without a request in the last LATENCY_WINDOW_MS. As in `CounterRate`, a
@@ -346,8 +367,8 @@ class OverviewBuilder:
 
     def build(
         self, services: Sequence[ServiceSample], kafka: KafkaSample, *, now_ms: int, monotonic_ms: int
-    ) -> dict[str, Any]:
-        """Return the overview as plain values."""
+    ) -> Overview:
+        """Return the overview."""
         stored = _values_of_metric(services, STORED)
         streams = _state_by_application(services)
         tasks_by_application = {application: _task_rows(state) for application, state in streams.items()}
@@ -357,7 +378,9 @@ class OverviewBuilder:
         dead_letters = _sum_of_dead_letter_metrics(services)
         if dead_letters is None:
             dead_letters = _sum_of_tasks(tasks, "dead_letters")
-        compactions = [dict(compaction) for state in streams.values() for compaction in state.get("compactions", ())]
+        compactions: list[CompactionState] = [
+            compaction for state in streams.values() for compaction in state.get("compactions", ())
+        ]
         return {
             "now_ms": now_ms,
             "services": [_service_row(sample) for sample in services],
@@ -414,12 +437,13 @@ def _merge_reports(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"tasks": list(tasks.values()), "missing": list(missing.values()), "compactions": compactions}
 
 
-def _task_rows(streams: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _task_rows(streams: Mapping[str, Any]) -> list[TaskState | MissingTask]:
     """Return an application's tasks, and a row with the reason for each missing partition that none of them has."""
-    tasks = [dict(task) for task in streams.get("tasks", ())]
+    tasks: list[TaskState] = list(streams.get("tasks", ()))
     reported = {task.get("partition") for task in tasks}
-    missing = [row for row in streams.get("missing", ()) if row["partition"] not in reported]
-    return tasks + [{"partition": row["partition"], "state": "missing", "instance": row["reason"]} for row in missing]
+    missing: list[MissingPartition] = [row for row in streams.get("missing", ()) if row["partition"] not in reported]
+    rows = [MissingTask(partition=row["partition"], state="missing", instance=row["reason"]) for row in missing]
+    return [*tasks, *rows]
 
 
 def _is_dead_letter_metric(name: str) -> bool:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from penstock.api.console.history import History, Point
-from penstock.api.console.overview import OverviewBuilder
+from penstock.api.console.overview import Overview, OverviewBuilder
 from penstock.services.admin.overview_sources import KafkaSource, Source
 from penstock.services.kafka_daemon import KafkaHttpDaemon
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
@@ -38,20 +37,22 @@ class CachedOverview:
         self._builder = OverviewBuilder()
         self._history = History()
         self._lock = asyncio.Lock()
-        self._newest: dict[str, Any] = {}
+        self._newest: Overview | None = None
         self._sampled_ms: int | None = None
         self._changes = 0
 
-    async def overview(self) -> dict[str, Any]:
+    async def overview(self) -> Overview:
         """Return the newest overview, at most `cache_ms` old."""
         async with self._lock:
             now_ms = self._clock.monotonic_ms()
-            if self._sampled_ms is None or now_ms - self._sampled_ms >= self._cache_ms:
+            newest = self._newest
+            if newest is None or self._sampled_ms is None or now_ms - self._sampled_ms >= self._cache_ms:
                 changes = self._changes
-                self._newest = await self._sample_overview()
-                self._history.add(self._newest)
+                newest = await self._sample_overview()
+                self._newest = newest
+                self._history.add(newest)
                 self._sampled_ms = self._clock.monotonic_ms() if changes == self._changes else None
-            return self._newest
+            return newest
 
     def invalidate(self) -> None:
         """Discard the cached overview, for example after connecting to Kafka. The next request samples again."""
@@ -71,7 +72,7 @@ class CachedOverview:
                 log.warning("the overview could not be built", reason=str(e))
             await asyncio.sleep(SAMPLE_INTERVAL_MS / 1000)
 
-    async def _sample_overview(self) -> dict[str, Any]:
+    async def _sample_overview(self) -> Overview:
         kafka, services = await asyncio.gather(
             self._kafka.sample(), asyncio.gather(*(source.sample() for source in self._sources))
         )

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
 from penstock.api.admin.routes import AdminClient
-from penstock.api.console.overview import KafkaSample, ServiceSample
+from penstock.api.console.overview import GroupSample, KafkaSample, ServiceSample
 from penstock.api.http.health import Check, CheckResult, describe_failing_checks, health_body, run_checks
 from penstock.api.streams.task_views import StreamsView
 from penstock.shared.clients.admin.types import DEAD
@@ -146,7 +146,7 @@ class KafkaSource:
         groups = [group for group in described if group is not None]
         return KafkaSample(cluster.cluster_id, len(cluster.brokers), groups, max(0, len(listings) - GROUPS_MAX))
 
-    async def _sample_group(self, group_id: str) -> Mapping[str, Any] | None:
+    async def _sample_group(self, group_id: str) -> GroupSample | None:
         """Return the group's state, number of members and total lag; None if it was deleted meanwhile."""
         try:
             description = await self._admin.describe_group(group_id)

@@ -16,7 +16,7 @@ from penstock.api.admin.dead_letters import dead_letters_router
 from penstock.api.admin.routes import admin_router
 from penstock.api.console.dashboard import dashboard_router
 from penstock.api.console.history import Point, point
-from penstock.api.console.overview import KafkaSample, OverviewBuilder, ServiceSample
+from penstock.api.console.overview import KafkaSample, Overview, OverviewBuilder, ServiceSample
 from penstock.api.http.app import create_app
 from penstock.api.http.health import health_router
 from penstock.api.http.openapi import operations_of
@@ -25,23 +25,29 @@ from penstock.api.rest_proxy.rest_producer import RestProducer
 from penstock.api.rest_proxy.routes import metadata_routers, produce_routers
 from penstock.api.settings import IngestSettings
 from penstock.api.streams.routes import streams_router
+from penstock.api.streams.task_views import CompactionState, StreamsState
 from penstock.services.admin.routers import forwarded_documents
 from penstock.shared.clients.admin import MemberDescription
 from tests.api.admin.test_administration import F0, MemoryAdmin, MemoryDeadLetters
 from tests.api.conftest import MemoryProducer
-from tests.api.streams.test_queries import View
+from tests.api.streams.test_queries import STATE, View
 
 NAMES = {"topic": "flights", "cluster_id": "c-1", "group": "banks", "consumer": "m-1", "partition": 0, "number": 0}
 NAMES |= {"broker_id": 1, "config": "cleanup.policy"}
 
 
 class Provider:
-    """Provides an overview of one service and one group."""
+    """Provides an overview of one service with a running and a missing task, and of one group."""
 
-    async def overview(self) -> dict[str, Any]:
-        group = {"group": "banks", "state": "Stable", "members": 1, "lag": 6}
-        kafka = KafkaSample("c-1", 1, [group])
-        return OverviewBuilder().build([ServiceSample("producer", "", "ok")], kafka, now_ms=1, monotonic_ms=1)
+    async def overview(self) -> Overview:
+        kafka = KafkaSample("c-1", 1, [{"group": "banks", "state": "Stable", "members": 1, "lag": 6}])
+        compaction: CompactionState = {"started_at_ms": 1, "seconds": 1.5, "status": "done", "rows": 3}
+        streams: StreamsState = {**STATE, "compactions": [compaction], "missing": [{"partition": 1, "reason": "gone"}]}
+        sample = ServiceSample("aggregator", "", "ok", streams=streams)
+        overview = OverviewBuilder().build([sample], kafka, now_ms=1, monotonic_ms=1)
+        assert [task["state"] for task in overview["streams"]["tasks"]] == ["running", "missing"]
+        assert overview["compactions"] == [compaction]
+        return overview
 
     def history(self) -> list[Point]:
         return [point({"now_ms": 1})]
