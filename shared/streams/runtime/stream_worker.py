@@ -49,7 +49,13 @@ from penstock.shared.streams.runtime.standbys import StandbyDescription, Standby
 from penstock.shared.streams.runtime.stream_task_factory import StreamTaskFactory
 from penstock.shared.streams.runtime.task_commits import EndedCommits, Failure, TaskCommits
 from penstock.shared.streams.runtime.turn_time import TurnTime, log_if_blocking
-from penstock.shared.streams.runtime.worker_tasks import OwnedTask, Ready, RunningTask, TaskDescription, WorkerTasks
+from penstock.shared.streams.runtime.worker_tasks import (
+    OwnedTask,
+    RunningTask,
+    RunningTasks,
+    TaskDescription,
+    WorkerTasks,
+)
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.idleness import advance_idle_time
 from penstock.shared.streams.task.metrics import RestoreMetrics
@@ -155,26 +161,25 @@ class StreamWorker(RebalanceListener):
         batches = await self._poll_records()
         await self._tables.poll()
         async with self._lock:
-            # Rebalances happen inside the poll, and the poll returns records only after its listener has returned.
-            # Partitions in restore are paused. So the records belong to the tasks that run now, and none may be left
-            # out, since the consumer's position is past them.
-            ready = self._tasks.ready()
             # 2. Handle the outcomes of the background commit and of background restores.
             if self._commits.has_ended:
                 await self._handle_ended_commits(await self._commits.settle())
+            # Rebalances happen inside the poll, and the poll returns records only after its listener has returned.
+            # Partitions in restore are paused. So the records belong to the tasks that run now, and none may be left
+            # out, since the consumer's position is past them. A task that is collected below may replace one whose
+            # commit has just failed. The records were fetched for the discarded one, and the new one will seek to its
+            # own position.
+            running = self._tasks.running()
             await self._collect_restored_tasks()
-            # A failed commit may just have replaced a task. The records were fetched for the discarded one, and the new
-            # one will seek to its own position.
-            ready = {p: one for p, one in ready.items() if p in self._owned and self._owned[p].running is one}
             # 3. Process the records, then advance the times that do not depend on records.
             now_ms = self._clock.now_ms() if now_ms is None else now_ms
             _process_fetched_records(
-                batches, ready, self._consumer, now_ms, self._time, self._settings.input_buffer_max_bytes
+                batches, running, self._consumer, now_ms, self._time, self._settings.input_buffer_max_bytes
             )
-            _advance_past_transaction_markers(ready, self._consumer)
+            _advance_past_transaction_markers(running, self._consumer)
             blocking_ms_max = self._settings.blocking_ms_max
-            _advance_idle_tasks(ready, self._consumer, self.topics.partitions, blocking_ms_max, self._clock)
-            _punctuate_wall_clock_of_all(self._tasks.running(), now_ms, blocking_ms_max, self._clock)
+            _advance_idle_tasks(running, self._consumer, self.topics.partitions, blocking_ms_max, self._clock)
+            _punctuate_wall_clock_of_all(self._owned.values(), now_ms, blocking_ms_max, self._clock)
             self._is_accepted = not self.waits_for
         # 4. Begin the next commit. It is prepared here, and written in the background of the next turns.
         if self._clock.monotonic_ms() >= self._commit_due_ms:
@@ -187,7 +192,7 @@ class StreamWorker(RebalanceListener):
 
     async def _poll_records(self) -> dict[TopicPartition, Columns]:
         try:
-            running = [owned.running for owned in self._owned.values() if owned.running is not None]
+            running = self._tasks.running().values()
             wait_ms = _poll_wait_ms(self._settings, running, self._commit_due_ms - self._clock.monotonic_ms())
             # A busy worker does not wait in `poll`, but its commit needs the event loop.
             if not wait_ms:
@@ -201,14 +206,13 @@ class StreamWorker(RebalanceListener):
             # With `auto_offset_reset` other than none, the consumer would skip or repeat records silently.
             log.warning("a position is out of range", reason=str(e))
         async with self._lock:
-            for partition, owned in self._owned.items():
-                if owned.task is not None and owned.restoring is None:
-                    try:
-                        await self._positions.check(owned.task, self._consumer, self._assigned_partitions_of(partition))
-                    except RetriableError as e:
-                        # The next poll reports again that the position is out of range.
-                        log.warning("the source's offsets cannot be looked up", partition=partition, reason=str(e))
-                    self._seek_to_task(partition)
+            for partition, one in self._tasks.running().items():
+                try:
+                    await self._positions.check(one.task, self._consumer, self._assigned_partitions_of(partition))
+                except RetriableError as e:
+                    # The next poll reports again that the position is out of range.
+                    log.warning("the source's offsets cannot be looked up", partition=partition, reason=str(e))
+                self._seek_to_task(partition)
         return {}
 
     async def shutdown(self, timeout_ms: float = SHUTDOWN_TIMEOUT_MS) -> None:
@@ -243,7 +247,7 @@ class StreamWorker(RebalanceListener):
     async def _commit_to_leave(self) -> list[Failure]:
         async with self._lock:
             before = await self._commits.settle()
-            return before.failed + (await self._commits.commit(self._tasks.running(), self._consumer)).failed
+            return before.failed + (await self._commits.commit(list(self._owned.values()), self._consumer)).failed
 
     # --- views for others ---
 
@@ -394,7 +398,7 @@ class StreamWorker(RebalanceListener):
         self._owned[partition] = owned
         owned.restoring = asyncio.create_task(self._restore_task(partition, owned), name=f"restore-{partition}")
 
-    async def _restore_task(self, partition: int, owned: OwnedTask) -> None:
+    async def _restore_task(self, partition: int, owned: OwnedTask) -> StreamTask:
         # 1. Wait, if the partition has failed before.
         if failures := self._failures.get(partition, 0):
             await asyncio.sleep(RESTORE_BACKOFF.wait_ms(failures) / 1000)
@@ -410,24 +414,27 @@ class StreamWorker(RebalanceListener):
         task.require_whole_input()
         # 5. Find the positions in the source topics.
         await self._positions.find(task, self._consumer, self._assigned_partitions_of(partition))
-        # 6. Start it. `on_task` may schedule punctuation before the first record.
-        self._task_factory.start(task, self._tables.rows)
-        self._on_task(task)
-        owned.begin(task, self._settings)
-        owned.log_restored(self._restores)
+        return task
 
     async def _collect_restored_tasks(self) -> None:
         for partition, owned in list(self._owned.items()):
-            if owned.restoring is None or not owned.restoring.done():
+            restoring = owned.restoring
+            if restoring is None or not restoring.done():
                 continue
-            error = owned.restoring.exception()
             owned.restoring = None
-            if error is None:
-                self._seek_to_task(partition)
-            elif isinstance(error, GroupAhead):
-                owned.ahead = error
+            try:
+                task = restoring.result()
+                self._task_factory.start(task, self._tables.rows)
+                # It may schedule punctuation before the first record.
+                self._on_task(task)
+            except GroupAhead as e:
+                owned.ahead = e
+            except Exception as e:
+                await self._handle_failed_task(partition, e)
             else:
-                await self._handle_failed_task(partition, error)
+                owned.begin(task, self._settings)
+                owned.log_restored(self._restores)
+                self._seek_to_task(partition)
         ahead = [one.ahead for one in self._owned.values() if one.ahead is not None]
         # Reported once for all partitions of this instance, because one command sets all of them back.
         if ahead and not any(owned.restoring is not None for owned in self._owned.values()):
@@ -459,7 +466,7 @@ class StreamWorker(RebalanceListener):
         async with self._lock:
             await self._handle_ended_commits(await self._commits.settle())
             self._commit_due_ms = self._clock.monotonic_ms() + self._settings.commit_interval_ms
-            self._commits.begin(self._tasks.running(), self._consumer)
+            self._commits.begin(list(self._owned.values()), self._consumer)
 
     async def _handle_ended_commits(self, ended: EndedCommits) -> None:
         for owned, commit in ended.held:
@@ -534,7 +541,7 @@ def _poll_wait_ms(settings: StreamsSettings, running: Collection[RunningTask], c
 
 def _process_fetched_records(
     batches: Mapping[TopicPartition, Columns],
-    ready: Ready,
+    running: RunningTasks,
     consumer: Consumer,
     now_ms: int,
     time: TurnTime,
@@ -542,20 +549,21 @@ def _process_fetched_records(
 ) -> None:
     """Add each batch to its task's inputs, let the tasks process within the turn's time, and pause full partitions."""
     for at, columns in batches.items():
-        if (running := ready.get(at.partition)) is not None:
-            running.inputs.add(columns)
+        if (one := running.get(at.partition)) is not None:
+            one.inputs.add(columns)
     assignment = consumer.assignment()
-    time.begin(sum(running.inputs.waiting for running in ready.values()))
-    for partition, running in ready.items():
+    time.begin(sum(one.inputs.waiting for one in running.values()))
+    for partition, one in running.items():
         own = [at for at in assignment if at.partition == partition]
-        running.inputs.process(now_ms, {at.topic: consumer.known_lag(at) for at in own}, time)
-    pause_full_partitions(ready, consumer, bytes_max)
+        one.inputs.process(now_ms, {at.topic: consumer.known_lag(at) for at in own}, time)
+    pause_full_partitions(running, consumer, bytes_max)
 
 
-def _punctuate_wall_clock_of_all(running: Iterable[OwnedTask], now_ms: int, blocking_ms_max: int, clock: Clock) -> None:
-    """Evaluate the tasks' WALL_CLOCK_TIME schedules; log each task for which this blocks heartbeats too long."""
-    for owned in running:
-        assert owned.task is not None
+def _punctuate_wall_clock_of_all(tasks: Iterable[OwnedTask], now_ms: int, blocking_ms_max: int, clock: Clock) -> None:
+    """Evaluate the WALL_CLOCK_TIME schedules of running tasks; log each that blocks heartbeats too long."""
+    for owned in tasks:
+        if owned.task is None:
+            continue
         with log_if_blocking(
             f"the WALL_CLOCK_TIME punctuations of partition {owned.partition}", clock, blocking_ms_max
         ):
@@ -565,51 +573,53 @@ def _punctuate_wall_clock_of_all(running: Iterable[OwnedTask], now_ms: int, bloc
             owned.rejection_log.report(owned.task.metrics.totals(), clock.monotonic_ms())
 
 
-def pause_full_partitions(ready: Ready, consumer: Consumer, bytes_max: int) -> None:
+def pause_full_partitions(running: RunningTasks, consumer: Consumer, bytes_max: int) -> None:
     """Pause the consumer's partitions whose inputs are full, and resume those that have room again.
 
     If the inputs of all tasks together hold more than `bytes_max` bytes, every partition that has records in them
     counts as full.
     """
     paused = consumer.paused()
-    is_over = sum(running.inputs.bytes for running in ready.values()) > bytes_max
+    is_over = sum(one.inputs.bytes for one in running.values()) > bytes_max
     for at in consumer.assignment():
-        running = ready.get(at.partition)
-        if running is None:
+        one = running.get(at.partition)
+        if one is None:
             continue
         # A partition without records in the inputs never counts as full: its task may wait for its records before it
         # processes those of other topics.
-        is_full = running.inputs.is_full(at.topic) or (is_over and running.inputs.holds(at.topic))
+        is_full = one.inputs.is_full(at.topic) or (is_over and one.inputs.holds(at.topic))
         if is_full and at not in paused:
             consumer.pause(at)
         elif at in paused and not is_full:
             consumer.resume(at)
 
 
-def _advance_idle_tasks(ready: Ready, consumer: Consumer, tasks: int, blocking_ms_max: int, clock: Clock) -> None:
+def _advance_idle_tasks(
+    running: RunningTasks, consumer: Consumer, tasks: int, blocking_ms_max: int, clock: Clock
+) -> None:
     """Advance the times of tasks that have read everything and are idle long enough, and send the watermarks that are
     due. Log each task for which this takes longer than `blocking_ms_max`. `tasks` is the number of the application's
     tasks.
     """
-    for partition, running in ready.items():
-        if running.idle is None:
+    for partition, one in running.items():
+        if one.idle is None:
             continue
-        internal = running.task.topology.internal_topics()
+        internal = one.task.topology.internal_topics()
         read = [at for at in consumer.assignment() if at.partition == partition and at.topic not in internal]
-        at_end = all(consumer.is_at_end(at) and not running.inputs.holds(at.topic) for at in read)
+        at_end = all(consumer.is_at_end(at) and not one.inputs.holds(at.topic) for at in read)
         with log_if_blocking(f"the advance of partition {partition}'s idle time", clock, blocking_ms_max):
-            advance_idle_time(running.idle, running.task, clock.monotonic_ms(), at_end=at_end, tasks=tasks)
+            advance_idle_time(one.idle, one.task, clock.monotonic_ms(), at_end=at_end, tasks=tasks)
 
 
-def _advance_past_transaction_markers(ready: Ready, consumer: Consumer) -> None:
+def _advance_past_transaction_markers(running: RunningTasks, consumer: Consumer) -> None:
     """Advance the tasks' positions past transaction markers, which no poll returns.
 
     Otherwise, once the topic's retention has deleted the markers, they would look like records that were never read.
     """
     for at in consumer.assignment():
-        running = ready.get(at.partition)
-        if running is None or running.inputs.holds(at.topic):
+        one = running.get(at.partition)
+        if one is None or one.inputs.holds(at.topic):
             continue
         # Kafka Streams commits the consumer's position there too, so that the lag becomes 0 (KAFKA-6607).
         if (position := consumer.known_position(at)) is not None:
-            running.task.advance_position(at.topic, position)
+            one.task.advance_position(at.topic, position)

@@ -73,13 +73,16 @@ TaskDescription = RestoringTaskDescription | RunningTaskDescription
 
 
 class OwnedTask:
-    """A partition's changelog, with its task; `running` is None while the task is restored, and once it is closed."""
+    """A partition's changelog, with its task.
+
+    `running` is None until the worker has collected the restored task, and once the task is closed.
+    """
 
     def __init__(self, changelog: ChangelogPartition) -> None:
         self.changelog = changelog
         self.running: RunningTask | None = None
         self.report = RestoreReport()
-        self.restoring: asyncio.Task[None] | None = None
+        self.restoring: asyncio.Task[StreamTask] | None = None
         self.rejection_log = RejectionLog(changelog.topic_partition.partition)
         self.local: LocalState | None = None
         self.discard_reason: str | None = None
@@ -101,7 +104,7 @@ class OwnedTask:
 
     @property
     def task(self) -> StreamTask | None:
-        """The restored task; None while it is being restored, and once it is closed."""
+        """The running task; None as `running`."""
         return None if self.running is None else self.running.task
 
     def log_restored(self, metrics: RestoreMetrics) -> None:
@@ -197,8 +200,8 @@ class OwnedTask:
         }
 
 
-Ready = Mapping[int, RunningTask]
-"""The tasks that may take records now, by partition."""
+RunningTasks = Mapping[int, RunningTask]
+"""Restored tasks by partition."""
 
 
 class WorkerTasks:
@@ -215,21 +218,13 @@ class WorkerTasks:
     def __repr__(self) -> str:
         return f"WorkerTasks(owned {sorted(self.owned)}, suspended {sorted(self.suspended)})"
 
-    def running(self) -> list[OwnedTask]:
-        """Return the restored tasks."""
-        return [owned for owned in self.owned.values() if owned.task is not None]
+    def running(self) -> dict[int, RunningTask]:
+        """Return the restored tasks that are owned, by partition."""
+        return {partition: owned.running for partition, owned in self.owned.items() if owned.running is not None}
 
     def holds(self, partition: int) -> bool:
         """Return whether the partition's task is here, owned or suspended."""
         return partition in self.owned or partition in self.suspended
-
-    def ready(self) -> dict[int, RunningTask]:
-        """Return the tasks that may take records now, by partition."""
-        return {
-            partition: owned.running
-            for partition, owned in self.owned.items()
-            if owned.running is not None and owned.restoring is None
-        }
 
     def all(self) -> list[OwnedTask]:
         """Return all tasks."""

@@ -74,12 +74,12 @@ def test_a_partition_is_held_while_the_group_meets() -> None:
 
 
 def test_a_task_that_is_restored_takes_no_records() -> None:
-    """A task that is being restored is neither running nor ready."""
+    """A task that is being restored is not running."""
     tasks = WorkerTasks()
     tasks.owned[0] = owned = owned_of(0)
-    assert (tasks.running(), tasks.ready()) == ([], {})
+    assert tasks.running() == {}
     begin(owned)
-    assert (tasks.running(), tasks.ready()) == ([owned], {0: owned.running})
+    assert tasks.running() == {0: owned.running}
     assert [one["state"] for one in tasks.describe()] == ["running"]
     assert repr(tasks) == "WorkerTasks(owned [0], suspended [])"
 
@@ -255,17 +255,17 @@ def records(topic: str, partition: int, number: int) -> Columns:
 def test_bytes_of_all_tasks_hold_the_fetching_up() -> None:
     """Partitions with buffered records are not fetched until enough of them are processed. A partition without buffered
     records is fetched, because the others may wait for it."""
-    ready = {p: task_of(p) for p in (0, 1)}
-    at = {(topic, p): TopicPartition(topic, p) for topic in ("a", "b") for p in ready}
+    tasks = {p: task_of(p) for p in (0, 1)}
+    at = {(topic, p): TopicPartition(topic, p) for topic in ("a", "b") for p in tasks}
     consumer: Any = Fetching(*at.values())
-    for p, running in ready.items():
+    for p, running in tasks.items():
         running.inputs.add(records("a", p, 5))
-    pause_full_partitions(ready, consumer, 10 * SIZE)
+    pause_full_partitions(tasks, consumer, 10 * SIZE)
     assert consumer.paused() == frozenset()
-    pause_full_partitions(ready, consumer, 10 * SIZE - 1)
+    pause_full_partitions(tasks, consumer, 10 * SIZE - 1)
     assert consumer.paused() == {at["a", 0], at["a", 1]}
-    ready[0].inputs.process(0, {"b": 0})
-    pause_full_partitions(ready, consumer, 10 * SIZE - 1)
+    tasks[0].inputs.process(0, {"b": 0})
+    pause_full_partitions(tasks, consumer, 10 * SIZE - 1)
     assert consumer.paused() == frozenset()
 
 
