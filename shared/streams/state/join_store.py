@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
-from penstock.shared.streams.state.key_value_store import Check
-from penstock.shared.streams.state_store import RowChanges
+from penstock.shared.streams.state.row_store import RowStore
 
 _start = attrgetter("start")
 
@@ -43,19 +42,15 @@ class JoinRow:
         return f"JoinRow({self.key!r}, {self.start}, {self.states})"
 
 
-class JoinStore:
-    """Rows in dicts and lists. A put or a removal of a row sets `touched`, which the store's owner reads and resets."""
+class JoinStore(RowStore[JoinRow]):
+    """Rows in dicts and lists. The owner calls `check` before it puts a row."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.touched = False
-        self.check: Check | None = None
-        """Raises if the changelog cannot hold a row; the owner calls it before anything is changed."""
+        super().__init__(name)
         self._rows: dict[Any, list[JoinRow]] = {}
         self._open: list[tuple[int, int, JoinRow]] = []
         self._pushed = 0
         self._count = 0
-        self._dirty: dict[tuple[Any, int], JoinRow | None] = {}
 
     def __len__(self) -> int:
         return self._count
@@ -108,22 +103,6 @@ class JoinStore:
         """Return the key's rows in order of start."""
         return list(self._rows.get(key, ()))
 
-    def changes(self) -> RowChanges:
-        """Return all changes since the last `committed()`."""
-        deleted = [at for at, row in self._dirty.items() if row is None]
-        return RowChanges(deleted, [w for w in self._dirty.values() if w is not None])
-
-    def committed(self) -> None:
-        """Drop the changes, which are in the changelog or will be; after a failed commit the store is restored."""
-        for row in self._dirty.values():
-            if row is not None:
-                row.persisted = True
-        self._dirty.clear()
-
-    def dirty_keys(self) -> set[Any]:
-        """Return the keys whose rows differ from the last commit."""
-        return {key for key, _ in self._dirty}
-
     def evict(self, key: Any) -> int:
         """Drop a key's rows from memory, because they are kept elsewhere; return their number."""
         own = self._rows.pop(key, ())
@@ -157,11 +136,7 @@ class JoinStore:
 
     def _discard_row(self, row: JoinRow) -> None:
         self._take_out(row)
-        if row.persisted:
-            self._dirty[(row.key, row.start)] = None
-        else:
-            # The changelog has never had the row, so it needs no tombstone.
-            self._dirty.pop((row.key, row.start), None)
+        self._mark_row_removed(row)
 
     def _take_out(self, row: JoinRow) -> None:
         own = self._rows[row.key]
@@ -172,18 +147,9 @@ class JoinStore:
         row.live = False
         self._count -= 1
         self._sweep_heap()
-        self.touched = True
 
     def _sweep_heap(self) -> None:
         """Drop the entries of removed rows, if there are too many. A restore and a standby pop none."""
         if len(self._open) > 2 * self._count + HEAP_SPARE:
             self._open = [entry for entry in self._open if entry[2].live]
             heapq.heapify(self._open)
-
-    def _mark_row_dirty(self, row: JoinRow) -> None:
-        at = (row.key, row.start)
-        if not row.persisted and self._dirty.get(at, row) is None:
-            # A row of this key and start was deleted since the commit. If this one goes too, a tombstone is still due.
-            row.persisted = True
-        self._dirty[at] = row
-        self.touched = True

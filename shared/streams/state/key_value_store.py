@@ -11,18 +11,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Generic
 
 from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.key_range import key_in_store_type
-from penstock.shared.streams.state_store import RowChanges
+from penstock.shared.streams.state.row_store import RowStore
 from penstock.shared.streams.user_code import user_copy
-
-Check = Callable[[str | bytes, list[Any]], None]
-"""Raises if the changelog cannot hold a row of this key and these states."""
 
 K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
@@ -44,7 +41,7 @@ class TableRow:
         return f"TableRow({self.key!r}: {self.states[0]!r})"
 
 
-class KeyValueStore(Generic[K, V]):
+class KeyValueStore(RowStore[TableRow], Generic[K, V]):
     """A table's rows by key; a user's processor may read and write them.
 
     Keys are text, or bytes without `text_keys`. As in the changelog, a text and its UTF-8 bytes are the same key. Every
@@ -52,12 +49,9 @@ class KeyValueStore(Generic[K, V]):
     """
 
     def __init__(self, name: str, *, text_keys: bool = True) -> None:
-        self.name = name
+        super().__init__(name)
         self._text_keys = text_keys
-        self.touched = False
-        self.check: Check | None = None
         self._rows: dict[Any, TableRow] = {}
-        self._dirty: dict[Any, TableRow | None] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -86,27 +80,17 @@ class KeyValueStore(Generic[K, V]):
         if self.check is not None:
             self.check(own, [value])
         value = user_copy(value)
-        row = self._rows.get(own)
-        # A row that was deleted since the last commit is still in the changelog.
-        is_persisted = own in self._dirty if row is None else row.persisted
+        former = self._rows.get(own)
         # A new row, also for an existing key: iterators over the store keep the old one.
-        row = TableRow(own, value, persisted=is_persisted)
+        row = TableRow(own, value, persisted=former is not None and former.persisted)
         self._rows[own] = row
-        self._dirty[own] = row
-        self.touched = True
+        self._mark_row_dirty(row)
 
     def delete(self, key: K) -> None:
         """Remove a row; a missing row is no error."""
         key = self.own_key(key)
-        row = self._rows.pop(key, None)
-        if row is None:
-            return
-        self.touched = True
-        if row.persisted:
-            self._dirty[key] = None
-        else:
-            # The changelog has never had the row, so it needs no tombstone.
-            self._dirty.pop(key, None)
+        if (row := self._rows.pop(key, None)) is not None:
+            self._mark_row_removed(row)
 
     def own_key(self, key: Any) -> Any:
         """Return a text or its UTF-8 bytes as the store's type of key; other bytes are returned unchanged.
@@ -133,22 +117,6 @@ class KeyValueStore(Generic[K, V]):
     def keys(self) -> Iterator[K]:
         """Return an iterator over the keys that exist now; later changes of the store do not affect it."""
         return iter(list(self._rows))
-
-    def changes(self) -> RowChanges:
-        """Return all changes since the last `committed()`."""
-        deleted = [(key, 0) for key, row in self._dirty.items() if row is None]
-        return RowChanges(deleted, [row for row in self._dirty.values() if row is not None])
-
-    def committed(self) -> None:
-        """Drop the changes, which are in the changelog or will be; after a failed commit the store is restored."""
-        for row in self._dirty.values():
-            if row is not None:
-                row.persisted = True
-        self._dirty.clear()
-
-    def dirty_keys(self) -> set[Any]:
-        """Return the keys whose rows differ from the last commit."""
-        return set(self._dirty)
 
     def evict(self, key: Any) -> int:
         """Drop a key's row from memory, because it is kept elsewhere; return the number of rows dropped."""

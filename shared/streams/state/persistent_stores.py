@@ -17,8 +17,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.shared.common.key_range import raw_key
 from penstock.shared.streams.state.join_store import JoinRow, JoinStore
-from penstock.shared.streams.state.key_value_store import Check, KeyValueStore, TableRow
+from penstock.shared.streams.state.key_value_store import KeyValueStore, TableRow
 from penstock.shared.streams.state.row_codec import RowCodec
+from penstock.shared.streams.state.row_store import Check
 from penstock.shared.streams.state_store import NEVER, RowChanges, StateStoreRow
 from penstock.shared.streams.user_code import user_copy
 from penstock.shared.streams.windows.aggregate_store import AggregateRows, AggregateStore
