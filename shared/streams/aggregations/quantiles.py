@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Column, ColumnValue, OfField, sketch_of
 
 if TYPE_CHECKING:
@@ -53,14 +53,7 @@ class Quantiles(OfField["Sketch"]):
 
     def _quantile_input(self, value: Any) -> float | None:
         field_value = self._field_value(value)
-        if field_value is None:
-            return None
-        if not isinstance(field_value, int | float):
-            raise DataError(f"{self.function}({self.field!r}): {field_value!r} is not a number")
-        try:
-            return float(field_value)
-        except OverflowError:
-            raise DataError(f"{self.function}({self.field!r}): the integer does not fit into a float64") from None
+        return None if field_value is None else float(self._require_number(field_value, "float64"))
 
     def merge(self, earlier: Sketch, later: Sketch) -> Sketch:
         merged = self.initial()
