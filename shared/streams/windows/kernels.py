@@ -1023,6 +1023,9 @@ def take_sliding_windows(
         is_whole = False
         has_next = False
         is_both = False
+        # Stop if a late record has no room. Whether this one is late is known only in step 5.
+        if meta[LATE] == len(late):
+            return FULL
         # If the record is older than the rule accepts, only step 5 is left. As `timestamp + 1 + timeDifferenceMs <=
         # closeTime`: even the window just after the record is closed.
         if t + difference_ms < close_time:
@@ -1195,10 +1198,8 @@ def take_sliding_windows(
                 _write_window_update(i, code, t + 1, t + 1 + difference_ms, made_right, cells, base, updates, meta)
                 if has_objects:
                     _write_object_step(UPDATE, made_right, meta[UPDATES] - 1, steps, meta)
-        # 5. Note the record as late if no window accepted it, which is known only now. Then advance the time.
+        # 5. Note the record as late if no window accepted it. Then advance the time.
         if accepted == 0:
-            if meta[LATE] == len(late):
-                return FULL
             _write_late_record(i, close_time, stream_time, False, late, meta)
         meta[MISSED] += missed
         meta[STREAM_TIME] = stream_time

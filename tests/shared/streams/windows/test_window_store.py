@@ -180,6 +180,23 @@ def test_a_record_that_no_aggregation_takes_was_late_in_the_same_way() -> None:
     assert (store.stream_time_ms, store.close_time_ms) == (70, 55)
 
 
+def test_a_kernel_that_finds_no_room_for_a_late_record_changes_nothing() -> None:
+    """Without room for late records, the kernel stops before a record that would only make the window after it."""
+    store = store_of("sliding")
+    take(store, [("a", 25), ("b", 35)])
+    table, times = store.table, np.array([20], np.int64)
+    table.meta[k.LATE] = len(table.late)
+    values, _ = store.columns.take([{"n": 20}], times)
+    before = table.meta.copy(), live(store)
+    table.logs_updates = True
+    assert table._run_kernel(times, store.index.codes_of([b"a"]), values, 0, True) == k.FULL
+    before[0][k.PROCESSED] = 0
+    assert (table.meta.tolist(), live(store)) == (before[0].tolist(), before[1])
+    table.clear()
+    assert take(store, [("a", 20)]).late.tolist() == [[0, 30, 35, 0]]
+    assert [row.start for row in store.rows_of("a")] == [15, 21]
+
+
 def test_a_sum_that_leaves_64_bits_is_rejected_with_all_its_windows() -> None:
     """If a sum would overflow in any window of a record, the record changes none of its windows."""
     store = WindowStore("s", WindowRule("hopping", 10, 100, 5), StateColumns([Sum("n").bind(_Value)]), text_keys=False)
