@@ -135,19 +135,19 @@ class WindowAggregate(TimedProcessor):
             return
         at = late[:, 0]
         close_times_ms = late[:, 1]
-        of = times[at]
+        late_times = times[at]
         own = RecordNumbers(np.ascontiguousarray(values.cells[:, at]), np.ascontiguousarray(values.has[:, at]))
         late_inputs = [[one[i] for i in at.tolist()] for one in inputs]
-        first, count = self.rule.missed_windows(of, close_times_ms)
+        first, count = self.rule.missed_windows(late_times, close_times_ms)
         offsets = None if source is None or indexes is None else source.offsets[indexes[at]]
         advance = self.rule.advance_ms or 1
-        states, has_state = self._columns.of_each(own, late_inputs, of)
+        states, has_state = self._columns.of_each(own, late_inputs, late_times)
         keys = self.store.index.keys(codes[at])
         self.context.keep_late(
             LateRows(
                 store=self.store_name,
                 keys=keys,
-                times=of,
+                times=late_times,
                 offsets=self.context.late_offsets(source, offsets, len(at)),
                 first_missed=first,
                 missed=count,
