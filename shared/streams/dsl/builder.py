@@ -371,7 +371,7 @@ VR = TypeVar("VR")
 """The types of a result's keys and values."""
 KO = TypeVar("KO")
 VO = TypeVar("VO")
-"""The types of the other side's values, and of a join's row."""
+"""The types of the other stream's or table's keys and values."""
 
 
 class Stream(Generic[K, V]):
