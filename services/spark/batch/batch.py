@@ -51,7 +51,7 @@ from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError, FatalError
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.time_text import time_ms
-from penstock.shared.streams.changelog.format import BatchInput, Progress, decode_progress
+from penstock.shared.streams.changelog.format import BatchInput, Progress, decode_progress, require_whole_input
 from penstock.shared.streams.lake_names import require_lake_names
 from penstock.shared.streams.runtime.application_topics import PreparedTopics, prepare_topics
 from penstock.shared.streams.topology import Topology
@@ -118,7 +118,8 @@ class BatchJob:
         prepared, held, known = self._prepare_batch()
         try:
             if self.settings.files is None:
-                require_no_files_left(self.settings.application, known)
+                for partition, progress in sorted(known.items()):
+                    require_whole_input(self.settings.application, partition, progress.input)
                 ends = self._end_offsets(held)
                 results = self._run_ranges(prepared, ranges_to_read(ends, held, known))
             else:
@@ -292,16 +293,6 @@ def require_whole_partitions(topology: Topology) -> None:
             f"topology: a batch runs each partition separately, and this topology needs {', '.join(beyond)} as well: "
             "a topic that it writes itself, or a global table"
         )
-
-
-def require_no_files_left(application: str, known: Mapping[int, Progress]) -> None:
-    """Raises ConfigError if an earlier batch did not read its files to their end."""
-    for partition, progress in sorted(known.items()):
-        if isinstance(progress.input, BatchInput) and not progress.input.is_done:
-            raise ConfigError(
-                f"{application}, partition {partition}: a batch over files ended after {progress.input.rows} rows; run "
-                "it again as it was (files), or start afresh (`penstock streams reset`)"
-            )
 
 
 def partitions_done(application: str, known: Mapping[int, Progress], fingerprint: str) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.log import configure
 from penstock.shared.common.records import Columns, GroupMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
-from penstock.shared.streams.changelog.format import BatchInput
+from penstock.shared.streams.changelog.format import BatchInput, require_whole_input
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition, LogReplaced
 from penstock.shared.streams.runtime.changelog_topic import changelog_consumer
 from penstock.shared.streams.runtime.source_positions import SourcePositions
@@ -265,7 +265,7 @@ class PartitionBatch:
         """Process the records from the state's source offsets up to `ends` (exclusive), and commit."""
         task = self._task
         # If a batch over files did not finish, records of the topic would come before the rest of the history.
-        task.require_whole_input()
+        require_whole_input(task.application, self._partition, task.input)
         partitions = {topic: TopicPartition(topic, self._partition) for topic in self._topology.source_topics()}
         reads = min(POLL_RECORDS, self._options.commit_records)
         async with Consumer(self._options.kafka, _task_consumer_settings(self._streams.application_id)) as consumer:

@@ -45,7 +45,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.errors import ConfigError, CorruptRecord
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.state_store import NEVER
@@ -89,6 +89,15 @@ class BatchInput(msgspec.Struct, frozen=True):
     live_from: dict[str, dict[int, int]] = {}
     """The offset at which the live application begins, for all topics and partitions. A batch that is repeated keeps
     these offsets, whatever was written to the topics meanwhile."""
+
+
+def require_whole_input(application: str, partition: int, progress_input: BatchInput | msgspec.UnsetType) -> None:
+    """Raise ConfigError if a batch over files did not finish, because its files must be read before topics."""
+    if isinstance(progress_input, BatchInput) and not progress_input.is_done:
+        raise ConfigError(
+            f"{application}, partition {partition}: a batch over files ended after {progress_input.rows} rows; run it "
+            "again as it was, which continues there, or start afresh (`penstock streams reset`)"
+        )
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -37,6 +37,7 @@ from penstock.shared.common.kernel_loading import loaded
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog.format import require_whole_input
 from penstock.shared.streams.compile_kernels import compile_kernels
 from penstock.shared.streams.runtime.application_topics import PreparedTopics, prepare_topics
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
@@ -411,7 +412,7 @@ class StreamWorker(RebalanceListener):
         # 4. Restore, and become the only writer.
         make_task = partial(self._task_factory.task, partition, owned.local)
         task, owned.report = await owned.changelog.take_over(make_task, standby)
-        task.require_whole_input()
+        require_whole_input(task.application, partition, task.input)
         # 5. Find the positions in the source topics.
         await self._positions.find(task, self._consumer, self._assigned_partitions_of(partition))
         return task

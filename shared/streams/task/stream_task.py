@@ -213,15 +213,6 @@ class StreamTask:
         self.vectorized_executors = vectorized_executors(self, self._processor_nodes)
         self._set_gauges()
 
-    def require_whole_input(self) -> None:
-        """Raise ConfigError if a batch over files did not finish, because its files must be read first."""
-        if isinstance(self.input, BatchInput) and not self.input.is_done:
-            raise ConfigError(
-                f"{self.application}, partition {self.partition}: a batch over files ended after {self.input.rows} "
-                "rows; run the same `penstock batch` again, which continues there, or delete the state (`penstock "
-                "streams reset`)"
-            )
-
     def close(self) -> None:
         """Remove the gauges, and call `close` of all processors. Raises ProcessingFailed that names those that raised.
 

@@ -17,7 +17,6 @@ from penstock.services.spark.batch.batch import (
     next_offsets,
     partitions_done,
     ranges_to_read,
-    require_no_files_left,
     require_whole_partitions,
 )
 from penstock.services.spark.batch.batch_task import (
@@ -108,11 +107,17 @@ def test_files_that_were_read_are_known_by_their_fingerprint() -> None:
         partitions_done("app", {4: progress(sources={"a": 1})}, "aa")
 
 
-def test_topics_wait_for_files() -> None:
-    """A batch over topics continues only if files were read to their end."""
-    require_no_files_left("app", {0: progress(), 1: progress(input=BatchInput("aa", 7, is_done=True))})
+def test_topics_wait_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch over topics continues only if the files of all partitions were read to their end."""
+    builder = StreamsBuilder()
+    builder.stream("in").to("out")
+    monkeypatch.setattr(batch, "load_topology", lambda name, options: builder.build())
+    session: Any = None
+    job = BatchJob(session, BatchSettings(application="app", lake="lake", topology="a:b"), str)
+    known = {p: progress(input=BatchInput("aa", 3, is_done=p == 0)) for p in (0, 1)}
+    monkeypatch.setattr(job, "_prepare_batch", lambda: (None, {}, known))
     with pytest.raises(ConfigError, match=r"partition 1.*3 rows"):
-        require_no_files_left("app", {1: progress(input=BatchInput("aa", 3, is_done=False))})
+        job.run()
 
 
 @pytest.mark.parametrize(

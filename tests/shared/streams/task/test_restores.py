@@ -26,7 +26,15 @@ from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.aggregations.first_last import Last
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, CorruptEntry, apply_one_by_one
-from penstock.shared.streams.changelog.format import DELETED, LIVE, BatchInput, Progress, decode_entry, decode_progress
+from penstock.shared.streams.changelog.format import (
+    DELETED,
+    LIVE,
+    BatchInput,
+    Progress,
+    decode_entry,
+    decode_progress,
+    require_whole_input,
+)
 from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
@@ -567,11 +575,11 @@ def test_a_batch_over_files_must_be_complete_before_a_restart() -> None:
         restore_progress(after, decode_progress(decode_entry(before.prepare_commit(0).changelog[-1][1]).body))
         assert after.input == before.input
         if is_done:
-            after.require_whole_input()
+            require_whole_input("app", 0, after.input)
         else:
-            with pytest.raises(ConfigError, match=r"partition 0.*7 rows"):
-                after.require_whole_input()
-    new_task().require_whole_input()
+            with pytest.raises(ConfigError, match=r"app, partition 0.*7 rows"):
+                require_whole_input("app", 0, after.input)
+    require_whole_input("app", 0, new_task().input)
 
 
 Pipe = Callable[..., None]
