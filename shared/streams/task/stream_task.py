@@ -241,10 +241,10 @@ class StreamTask:
         # Records before the position were processed before. A second time would count them twice.
         if len(columns) and columns.offsets[0] < position:
             columns = columns[int(np.searchsorted(columns.offsets, position)) :]
-        path = self.vectorized_executors.get(columns.topic)
+        executor = self.vectorized_executors.get(columns.topic)
         try:
-            if path is not None and len(columns) >= self.columns_min:
-                path.take(columns)
+            if executor is not None and len(columns) >= self.columns_min:
+                executor.take(columns)
             else:
                 self.take_records(columns)
         finally:
