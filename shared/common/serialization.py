@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic
 
 import msgspec
 from typing_extensions import TypeVar
@@ -182,12 +182,20 @@ def json_deserializer(topic: str, data: bytes | None) -> Any:
 
 def struct_deserializer(kind: type[T]) -> Deserializer[T | None]:
     """JSON to one msgspec struct (or any type msgspec knows). The error of a missing or wrong field names its path."""
-    decode: Callable[[bytes], T] = msgspec.json.Decoder(kind).decode
+    return StructDeserializer(kind)
 
-    def deserialize_struct(topic: str, data: bytes | None) -> T | None:
-        return None if data is None else _decode_json(topic, data, decode)
 
-    return deserialize_struct
+class StructDeserializer(Generic[T]):
+    """The deserializer that `struct_deserializer` returns."""
+
+    __slots__ = ("_decode", "kind")
+
+    def __init__(self, kind: type[T]) -> None:
+        self.kind = kind
+        self._decode: Callable[[bytes], T] = msgspec.json.Decoder(kind).decode
+
+    def __call__(self, topic: str, data: bytes | None) -> T | None:
+        return None if data is None else _decode_json(topic, data, self._decode)
 
 
 def _decode_json(topic: str, data: bytes, decode: Callable[[bytes], T]) -> T:

@@ -28,7 +28,7 @@ from typing_extensions import TypeVar
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.json_decoding import JSON_ERRORS
 from penstock.shared.common.records import INT64_MAX, INT64_MIN
-from penstock.shared.streams.user_code import plain, user_copy
+from penstock.shared.streams.user_code import SHOWN_MAX, plain, user_copy
 
 if TYPE_CHECKING:
     import datasketches
@@ -359,8 +359,8 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
 class Aggregate(Aggregation[Any]):
     """An aggregation by a user's initializer, aggregator and merger, as in Kafka Streams. The state is kept as JSON.
 
-    `state_type` is the type as which a restart reads the state. `to_columns` raises DataError for a state that cannot
-    be restored.
+    `state_type` is the type as which a restart reads the state. `to_columns` raises DataError for a state that does not
+    equal what a restart reads.
 
     The functions get copies of the state, so they may change them.
     """
@@ -379,7 +379,6 @@ class Aggregate(Aggregation[Any]):
         self.initial = plain("Aggregate: initializer", initializer)  # type: ignore[method-assign]
         self._aggregator = plain("Aggregate: aggregator", aggregator)
         self._merger = plain("Aggregate: merger", merger)
-        self._is_untyped = state_type is Any
         self._decode = msgspec.json.Decoder(state_type).decode
 
     def initial(self) -> Any:
@@ -393,7 +392,9 @@ class Aggregate(Aggregation[Any]):
         return self._merger(user_copy(earlier), user_copy(later))
 
     def to_columns(self, state: Any) -> tuple[ColumnValue, ...]:
-        return (encode_restorable(state, None if self._is_untyped else self._decode),)
+        columns = (msgspec.json.encode(state),)
+        restored_state(self, state, columns)
+        return columns
 
     def from_columns(self, columns: Sequence[Any]) -> Any:
         return self._decode(columns[0])
@@ -402,20 +403,34 @@ class Aggregate(Aggregation[Any]):
         return state
 
 
-def encode_restorable(state: Any, decode: Callable[[bytes], Any] | None) -> bytes:
-    """Return a state as JSON. Raises DataError if `decode`, which a restore calls, cannot decode it.
+def restored_state(aggregation: Aggregation[Any], state: Any, columns: Sequence[ColumnValue]) -> Any:
+    """Return what a restore makes of a state's columns. Raises DataError unless it equals the state.
 
-    With None, every JSON can be restored.
+    A state may be any object that has JSON. Without a declared type a restore makes a list of a tuple, a dict of a
+    struct, and text of a datetime. JSON has no NaN and no infinity. User code must not see such a change, which comes
+    at the next restart, and the changelog must not hold a state with which every restore fails.
     """
-    encoded = msgspec.json.encode(state)
-    if decode is not None:
-        # The type is only declared, and JSON has no NaN and no infinity. The changelog must not hold a state with which
-        # every restore fails.
-        try:
-            decode(encoded)
-        except JSON_ERRORS as e:
-            raise DataError(f"a value cannot be restored as its declared type: {e} (NaN is null in JSON)") from e
-    return encoded
+    try:
+        restored = aggregation.from_columns(columns)
+    except JSON_ERRORS as e:
+        raise DataError(f"a value cannot be restored as its declared type: {e} (NaN is null in JSON)") from e
+    if restored != state:
+        was, becomes = (repr(one)[:SHOWN_MAX] for one in _different_parts(state, restored))
+        raise DataError(
+            f"a restore would make {becomes} of {was}: declare the type of the values, or use JSON's own types (dict "
+            "with text keys, list, str, int, float, bool, None)"
+        )
+    return restored
+
+
+def _different_parts(state: Any, restored: Any) -> tuple[Any, Any]:
+    """Return the innermost parts that differ of a state and the restored state."""
+    if type(state) is type(restored):
+        if isinstance(state, dict) and state.keys() == restored.keys():
+            return next(_different_parts(part, restored[key]) for key, part in state.items() if part != restored[key])
+        if isinstance(state, list | tuple) and len(state) == len(restored):
+            return next(_different_parts(*parts) for parts in zip(state, restored, strict=True) if parts[0] != parts[1])
+    return state, restored
 
 
 def sketch_of(deserialize: Callable[[bytes], Sketch], data: bytes) -> Sketch:

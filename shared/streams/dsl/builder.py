@@ -52,7 +52,12 @@ from penstock.shared.streams.dsl.topology_validation import (
     require_same_key_types,
     require_topic,
 )
-from penstock.shared.streams.dsl.value_types import is_value_type, value_deserializer, value_type_name
+from penstock.shared.streams.dsl.value_types import (
+    is_value_type,
+    value_deserializer,
+    value_type_name,
+    without_deserializer,
+)
 from penstock.shared.streams.durations import duration_ms
 from penstock.shared.streams.operators.aggregates import KeyAggregate, WindowAggregate
 from penstock.shared.streams.operators.stateless import (
@@ -160,11 +165,14 @@ class StreamsBuilder:
         - a msgspec struct or any other type that msgspec decodes: JSON, checked field by field,
         - `dict`: any JSON,
         - `bytes`: the bytes of the record's value, unchanged,
-        - a deserializer. Aggregations treat its values as dicts until a `map_values` declares another type.
+        - a deserializer. `struct_deserializer(User)` is as `User`. Aggregations treat the values of other deserializers
+          as dicts until a `map_values` declares another type. Tables and joins of streams take only plain JSON from
+          them, and raise DataError for any other value.
 
         By default, records that cannot be decoded or processed go to the topic `dead_letters`, or `<topic>-dlq` if it
         is None. Late records go to the topic `late`, or `<topic>-late` if it is None.
         """
+        value = without_deserializer(value)
         source = self._make_source_node(topic, value, key, dead_letters, late)
         return Stream(
             self, source.name, StreamTraits(source, value if is_value_type(value) else dict, key, origin=topic)
@@ -228,6 +236,7 @@ class StreamsBuilder:
         A record without a value deletes its row. The topic should be compacted. `value` is as for `stream`.
         """
         require_name("table: name", name)
+        value = without_deserializer(value)
         source = self._make_source_node(topic, value, key, dead_letters, None)
         store = name or topic
         row_type = value if is_value_type(value) else dict

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.serialization import (
     Deserializer,
+    StructDeserializer,
     bytes_deserializer,
     json_deserializer,
     struct_deserializer,
@@ -23,6 +24,20 @@ def value_type_name(value: Any) -> str:
 def is_value_type(value: Any) -> bool:
     """Return whether the DSL's `value` is a type that msgspec may decode to, and not a deserializer."""
     return isinstance(value, type) or typing.get_origin(value) is not None
+
+
+def without_deserializer(value: Any) -> Any:
+    """Return the type for which `value_deserializer` returns the deserializer `value`, if any, else `value` itself.
+
+    >>> without_deserializer(struct_deserializer(list[int])), without_deserializer(bytes_deserializer)
+    (list[int], <class 'bytes'>)
+    """
+    if value is bytes_deserializer:
+        return bytes
+    # Of JSON, `struct_deserializer(dict)` takes only objects, and `struct_deserializer(bytes)` reads base64.
+    if isinstance(value, StructDeserializer) and value.kind not in (dict, bytes) and is_value_type(value.kind):
+        return value.kind
+    return value
 
 
 def value_deserializer(value: Any) -> Deserializer:

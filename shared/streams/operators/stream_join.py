@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue, encode_restorable
+from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue
 from penstock.shared.streams.durations import duration_ms
 from penstock.shared.streams.operators.tables import Joiner
 from penstock.shared.streams.processor import NO_TIME, Processor, ProcessorContext, TimedProcessor
@@ -99,10 +99,7 @@ class Remembered(NamedTuple):
 
 
 class JoinRows(Aggregation[tuple[Remembered, ...]]):
-    """The records of one key and timestamp, in order of arrival.
-
-    `to_columns` raises DataError for a value that cannot be restored.
-    """
+    """The records of one key and timestamp, in order of arrival."""
 
     function = "join"
     state_columns = (Column("json", "binary"),)
@@ -110,8 +107,7 @@ class JoinRows(Aggregation[tuple[Remembered, ...]]):
 
     def __init__(self, value_type: Any, window_key: KeyType = "string") -> None:
         """`window_key` is the type of the windows' keys, if the values are windows' results."""
-        self._is_untyped = value_type in (dict, Any)
-        type_ = Any if self._is_untyped else value_type
+        type_ = Any if value_type is dict else value_type
         self._restored = with_bytes_key if value_type is WindowResult and window_key == "bytes" else None
         self._decode = msgspec.json.Decoder(list[tuple[type_, bool]]).decode  # type: ignore[valid-type]
 
@@ -125,7 +121,7 @@ class JoinRows(Aggregation[tuple[Remembered, ...]]):
         return earlier + later
 
     def to_columns(self, state: tuple[Remembered, ...]) -> tuple[ColumnValue, ...]:
-        return (encode_restorable(state, None if self._is_untyped else self._decode),)
+        return (msgspec.json.encode(state),)
 
     def from_columns(self, columns: Sequence[Any]) -> tuple[Remembered, ...]:
         rows = tuple(Remembered(*row) for row in self._decode(columns[0]))
@@ -195,26 +191,25 @@ class StreamJoin(TimedProcessor):
         earliest = max(at - before, self.windows.limit(1 - side, close_time))
         found = self._stores[1 - side].fetch_range(record.key, earliest, at + after)
         joined = [(row.start, other.value) for row in found for other in row.states[0]]
-        # Copied before the joiner is called, because it may change its arguments.
-        remembered = Remembered(user_copy(value), bool(joined))
+        remembered = Remembered(value, bool(joined))
+        existing = self._stores[side].fetch(record.key, at)
+        rows = (remembered,) if existing is None else (*existing.states[0], remembered)
+        # Checked and copied before the joiner is called, because it may change its arguments.
+        states = self._stores[side].check(record.key, [rows])
         results = [
             Record(
                 record.key, self._join_values(side, user_copy(value), user_copy(other)), max(then, at), record.headers
             )
             for then, other in joined
         ]
-        existing = self._stores[side].fetch(record.key, at)
-        rows = (remembered,) if existing is None else (*existing.states[0], remembered)
-        if (check := self._stores[side].check) is not None:
-            check(record.key, [rows])
-        # Up to here nothing has changed, so an error of the joiner or a row that is too large rejects the record.
+        # Up to here nothing has changed, so an error of the check or the joiner rejects the record.
         self.stream_time_ms = stream_time
         self._forward_unjoined()
         # In `_forward_unjoined` only unmatched left records are forwarded alone. KStreamKStreamJoin removes a matched
         # one from its outer store.
         if self._left and side == RIGHT:
             self._mark_rows_joined(found)
-        self._stores[side].put(record.key, at, at, [rows])
+        self._stores[side].put(record.key, at, at, states)
         # Last, so that an error of a node below finds the store complete, and costs one output.
         for result in results:
             self.context.forward(result)

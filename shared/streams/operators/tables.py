@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.shared.common.errors import DataError
-from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue, encode_restorable
+from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.state.key_value_store import KeyValueStore
@@ -30,7 +30,7 @@ Joiner = Callable[[Any, Any], Any]
 class RowValue(Aggregation[Any]):
     """A row's value in the changelog: bytes as they are, anything else as JSON that is decoded as `value_type`.
 
-    `to_columns` raises DataError for a value that cannot be restored.
+    With `dict` or Any, a row can have any JSON.
     """
 
     function = "value"
@@ -39,8 +39,7 @@ class RowValue(Aggregation[Any]):
 
     def __init__(self, value_type: Any) -> None:
         self._is_bytes = value_type is bytes
-        self._is_untyped = value_type in (dict, Any)
-        self._decode = msgspec.json.Decoder(Any if self._is_untyped else value_type).decode
+        self._decode = msgspec.json.Decoder(Any if value_type is dict else value_type).decode
 
     def initial(self) -> Any:
         return None
@@ -53,7 +52,7 @@ class RowValue(Aggregation[Any]):
 
     def to_columns(self, state: Any) -> tuple[ColumnValue, ...]:
         if not self._is_bytes:
-            return (encode_restorable(state, None if self._is_untyped else self._decode),)
+            return (msgspec.json.encode(state),)
         if not isinstance(state, bytes):
             raise DataError(f"a row of bytes cannot have a value of the type {type(state).__name__}")
         return (state,)

@@ -67,8 +67,8 @@ class KeyValueStore(RowStore[TableRow], Generic[K, V]):
     def put(self, key: K, value: V | None) -> None:
         """Set a row; the value None deletes it.
 
-        Raises DataError for bytes that are no text in a store of text keys, and for a value that cannot be restored as
-        the store's type of values. Raises RecordTooLarge for a row that is too large for the changelog, and the
+        Raises DataError for bytes that are no text in a store of text keys, and for a value that does not equal what a
+        restore would make of it. Raises RecordTooLarge for a row that is too large for the changelog, and the
         encoder's error for a key or value that cannot be encoded.
         """
         own = self.own_key(key)
@@ -77,9 +77,7 @@ class KeyValueStore(RowStore[TableRow], Generic[K, V]):
         if value is None:
             self.delete(key)
             return
-        if self.check is not None:
-            self.check(own, [value])
-        value = user_copy(value)
+        (value,) = self.check(own, [value])
         former = self._rows.get(own)
         # A new row, also for an existing key: iterators over the store keep the old one.
         row = TableRow(own, value, persisted=former is not None and former.persisted)

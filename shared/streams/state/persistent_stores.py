@@ -338,12 +338,12 @@ class PersistentJoinStore(PersistentStore[JoinStore]):
     """The records of a join, on disk; used as `JoinStore`."""
 
     @property
-    def check(self) -> Check | None:
+    def check(self) -> Check:
         """As in `JoinStore`."""
         return self._cache.check
 
     @check.setter
-    def check(self, check: Check | None) -> None:
+    def check(self, check: Check) -> None:
         self._cache.check = check
 
     def fetch(self, key: Any, start: int) -> JoinRow | None:
@@ -383,12 +383,12 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
     """A table's rows on disk; used as `KeyValueStore`."""
 
     @property
-    def check(self) -> Check | None:
+    def check(self) -> Check:
         """As in `KeyValueStore`."""
         return self._cache.check
 
     @check.setter
-    def check(self, check: Check | None) -> None:
+    def check(self, check: Check) -> None:
         self._cache.check = check
 
     def get(self, key: Any) -> Any:

@@ -6,9 +6,17 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.shared.streams.state_store import RowChanges, StateStoreRow
+from penstock.shared.streams.user_code import user_copy
 
-Check = Callable[[str | bytes, list[Any]], None]
-"""Raises if the changelog cannot hold a row of this key and these states."""
+Check = Callable[[str | bytes, list[Any]], list[Any]]
+"""Returns a row's states as a restore gives them. Raises if the changelog cannot hold them, or a restore would change
+them."""
+
+
+def copied_states(key: str | bytes, states: list[Any]) -> list[Any]:
+    """Return copies of the states: the `Check` of a store without a changelog."""
+    copies: list[Any] = user_copy(states)
+    return copies
 
 
 class Row(StateStoreRow, Protocol):
@@ -30,8 +38,8 @@ class RowStore(Generic[RowT]):
     def __init__(self, name: str) -> None:
         self.name = name
         self.touched = False
-        self.check: Check | None = None
-        """Raises if the changelog cannot hold a row; it is called before anything is changed."""
+        self.check: Check = copied_states
+        """It is called before anything is changed, and the states that it returns are put."""
         self._dirty: dict[tuple[Any, int], RowT | None] = {}
         """The changed rows by key and start; None for a row that was removed, and is still in the changelog."""
 

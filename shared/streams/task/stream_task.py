@@ -79,7 +79,7 @@ from penstock.shared.streams.task.watermarks import Watermark
 from penstock.shared.streams.topology import ProcessorNode, SourceNode, Topology
 from penstock.shared.streams.user_code import plain
 from penstock.shared.streams.windows.late_changelog_entries import LateRows, encode_late_rows
-from penstock.shared.streams.windows.size_limits import check_state_size, default_key_bytes_max, default_state_bytes_max
+from penstock.shared.streams.windows.size_limits import check_row, default_key_bytes_max, default_state_bytes_max
 
 if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
@@ -150,7 +150,7 @@ class StreamTask:
         for name, store in self.stores.items():
             if isinstance(store, ROW_STORES):
                 aggregations = topology.stores[name].aggregations
-                store.check = partial(check_state_size, name, aggregations, bytes_max=self.state_bytes_max)
+                store.check = partial(check_row, name, aggregations, bytes_max=self.state_bytes_max)
 
         # Processors, by node.
         self._processor_nodes = ProcessorNodes(topology, record_bytes_max, self.add_output, self.source_record)

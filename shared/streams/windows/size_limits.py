@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from penstock.shared.common.errors import ConfigError, DataError, RecordTooLarge
-from penstock.shared.streams.aggregations.aggregation import Aggregation
+from penstock.shared.streams.aggregations.aggregation import Aggregation, ColumnValue, restored_state
 from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.windows.window_descriptions import describe_key
 
@@ -85,14 +85,32 @@ def check_state_size(
     store: str, aggregations: Sequence[Aggregation[Any]], key: str | bytes, states: Sequence[Any], *, bytes_max: int
 ) -> None:
     """Raise RecordTooLarge if key and states exceed a changelog entry's limit, or the error of encoding a state."""
-    columns = [column for one, state in zip(aggregations, states, strict=True) for column in one.to_columns(state)]
+    _encode_within_limit(store, aggregations, key, states, bytes_max)
+
+
+def check_row(
+    store: str, aggregations: Sequence[Aggregation[Any]], key: str | bytes, states: Sequence[Any], *, bytes_max: int
+) -> list[Any]:
+    """Return the states of a table's or a join's row as a restore gives them.
+
+    Raises what `check_state_size` raises, and DataError if a restore would change a state.
+    """
+    columns = _encode_within_limit(store, aggregations, key, states, bytes_max)
+    return [restored_state(*one) for one in zip(aggregations, states, columns, strict=True)]
+
+
+def _encode_within_limit(
+    store: str, aggregations: Sequence[Aggregation[Any]], key: str | bytes, states: Sequence[Any], bytes_max: int
+) -> list[tuple[ColumnValue, ...]]:
+    columns = [one.to_columns(state) for one, state in zip(aggregations, states, strict=True)]
     size = len(key if isinstance(key, bytes) else key.encode())
-    size += sum(LENGTH_BYTES + len(c) if isinstance(c, bytes) else NUMBER_BYTES for c in columns)
+    size += sum(LENGTH_BYTES + len(c) if isinstance(c, bytes) else NUMBER_BYTES for own in columns for c in own)
     if size > bytes_max:
         raise RecordTooLarge(
             f"store {store!r}: key {describe_key(key)}: key and state take {size} bytes in the changelog; at most "
             f"{bytes_max} fit, which is max_request_size minus the bytes around them"
         )
+    return columns
 
 
 def require_missed_windows_fit(stores: Iterable[StoreSchema], state_bytes_max: int) -> None:

@@ -396,6 +396,20 @@ def test_an_aggregate_takes_only_states_that_can_be_restored(state_type: Any, go
     assert session.states == [msgspec.json.decode(good)]
 
 
+def test_an_untyped_aggregate_takes_only_plain_json() -> None:
+    """Without a `state_type`, a record that makes a tuple of the state, which a restart would read as a list, is a
+    dead letter. The session stays as it was."""
+    last = Aggregate(dict, lambda state, value: {"last": (value,) if value else [value]}, lambda a, b: b)
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().session_window(10).aggregate("s", last=last).on_update().to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for value in (b"0", b"1"):
+        driver.pipe("in", key=b"k", value=value)
+    assert [record.value for record in driver.read("in-dlq")] == [b"1"]
+    (session,) = driver.store("s").rows()
+    assert session.states == [{"last": [0]}]
+
+
 def _extended(earlier: list[int], later: list[int]) -> list[int]:
     earlier.extend(later)
     return earlier

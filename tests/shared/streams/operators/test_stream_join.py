@@ -17,6 +17,7 @@ from penstock.shared.clients.dead_letters.late_record_headers import (
     STREAM_TIME_MS,
 )
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.serialization import struct_deserializer
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
@@ -288,6 +289,34 @@ def test_a_join_takes_only_values_that_can_be_restored() -> None:
     driver.restore()
     driver.pipe("right", key=b"k", value=b"1")
     assert (len(driver.read("left-dlq")), out(driver)) == (1, [((0.5, 1), 0)])
+
+
+def test_a_join_keeps_the_type_of_a_deserializer() -> None:
+    """The records of a stream that is read with `struct_deserializer` have their type after a restart."""
+    builder = StreamsBuilder()
+    ratios = builder.stream("left", struct_deserializer(Ratio))
+    ratios.join(builder.stream("right"), lambda a, b: [a.x, b], JoinWindows.of(10), name="j").to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("left", key=b"k", value=b'{"x":0.5}')
+    driver.crash()
+    driver.restore()
+    driver.pipe("right", key=b"k", value=b"1")
+    assert (driver.read("right-dlq"), out(driver)) == ([], [((0.5, 1), 0)])
+
+
+def test_a_join_rejects_objects_without_a_declared_type() -> None:
+    """Without `value=`, a restore does not know the type of a mapper's objects: their records are dead letters."""
+    builder = StreamsBuilder()
+    ratios = builder.stream("left").map_values(lambda value: Ratio(value) if value else {"x": 0.0})
+    calls: list[Any] = []
+    ratios.left_join(builder.stream("right"), lambda a, b: calls.append(a), JoinWindows.of(10), name="j")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("right", key=b"k", value=b"1")
+    for value in (b"0", b"0.5"):
+        driver.pipe("left", key=b"k", value=value)
+    assert (calls, len(driver.store("j-left"))) == ([{"x": 0.0}], 1)
+    (dead_letter,) = driver.read("left-dlq")
+    assert b"Ratio" in dict(dead_letter.headers)["penstock.dlq.message"]
 
 
 def test_its_stores_are_in_the_changelog_beside_others() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.records import Columns, ConsumerRecord
+from penstock.shared.common.serialization import bytes_deserializer, struct_deserializer
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Aggregation, Count, Max, Mean, Min, Sum
 from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.aggregations.first_last import Last
@@ -186,12 +189,22 @@ class Ratio(msgspec.Struct):
     [
         (Ratio, Ratio(1.0), Ratio(float("nan"))),
         (Ratio, Ratio(1.0), {"y": 1.0}),
+        (Ratio, Ratio(1.0), {"x": 1.0}),
         (float, 1.0, float("inf")),
+        (float | None, 1.0, float("nan")),
         (int, 1, 1.5),
+        (dict[str, Any], {"x": [1]}, {"x": (1,)}),
+        (dict, {"x": [1, 0.5, True, None, "a", {}]}, {"x": (1,)}),
+        (dict, [1], (1,)),
+        (dict, 0.5, float("nan")),
+        (dict, {"1": "a"}, {1: "a"}),
+        (dict, {"x": 1.0}, Ratio(1.0)),
+        (dict, {"at": "2026-01-01T00:00:00"}, {"at": datetime(2026, 1, 1)}),
+        (dict, [{"raw": "eA=="}], [{"raw": b"x"}]),
     ],
 )
 def test_a_store_takes_only_values_that_can_be_restored(value_type: Any, good: Any, bad: Any) -> None:
-    """`put` of a value whose JSON is not of the store's type makes the record a dead letter. A restore succeeds."""
+    """`put` of a value that a restore would not give back makes the record a dead letter. The row stays as it was."""
 
     class Keeping(Processor):
         def process(self, record: Record) -> None:
@@ -206,6 +219,58 @@ def test_a_store_takes_only_values_that_can_be_restored(value_type: Any, good: A
     driver.restore()
     assert len(driver.read("in-dlq")) == 1
     assert driver.store("mine").get("k") == good
+
+
+@pytest.mark.parametrize("value_type", [dict, dict[str, int]])
+def test_a_store_holds_the_types_that_a_restore_gives(value_type: Any) -> None:
+    """A value of a subclass of `dict` is a plain `dict` at once, and not only after a restart."""
+
+    class Keeping(Processor):
+        def process(self, record: Record) -> None:
+            self.context.store("mine").put(record.key, defaultdict(int, record.value))
+
+    builder = StreamsBuilder()
+    builder.stream("in").process(Keeping, builder.add_store("mine", value_type))
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("in", key=b"k", value=b'{"n":1}')
+    before = driver.store("mine").get("k")
+    driver.crash()
+    driver.restore()
+    after = driver.store("mine").get("k")
+    assert [before, after] == [{"n": 1}] * 2
+    assert [type(before), type(after)] == [dict] * 2
+
+
+@pytest.mark.parametrize(
+    ("value", "data", "row"),
+    [(struct_deserializer(User), b'{"city":"Oslo"}', User("Oslo")), (bytes_deserializer, b"\xff", b"\xff")],
+)
+def test_a_table_keeps_the_type_of_its_deserializer(value: Any, data: bytes, row: Any) -> None:
+    """The rows of a table that is read with `struct_deserializer` or `bytes_deserializer` have their type after a
+    restart."""
+    builder = StreamsBuilder()
+    users = builder.table("users", value)
+    found: list[Any] = []
+    builder.stream("clicks").join(users, lambda click, user: found.append(user))
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("users", key=b"ann", value=data)
+    for _ in range(2):
+        driver.pipe("clicks", key=b"ann", value=b"1")
+        driver.crash()
+        driver.restore()
+    assert found == [row, row]
+
+
+def test_a_table_rejects_objects_of_a_users_deserializer() -> None:
+    """A user's deserializer has no type for a restore. A record whose value is not plain JSON becomes a dead letter."""
+    builder = StreamsBuilder()
+    builder.table("users", lambda _topic, data: User(data.decode()) if data != b"plain" else {"city": "Oslo"})
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for data in (b"plain", b"Bergen"):
+        driver.pipe("users", key=b"ann", value=data)
+    (dead_letter,) = driver.read("users-dlq")
+    assert (dead_letter.value, driver.store("users").get("ann")) == (b"Bergen", {"city": "Oslo"})
+    assert b"User" in dict(dead_letter.headers)["penstock.dlq.message"]
 
 
 def test_a_rows_value_is_read_back_as_its_type() -> None:
