@@ -16,7 +16,7 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.serialization import string_deserializer
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.state.key_value_store import TableRow
+from penstock.shared.streams.state.key_value_store import TableRow, key_of_store
 from penstock.shared.streams.topology import GlobalTableNode, Topology
 from penstock.shared.streams.user_code import user_copy
 
@@ -51,8 +51,11 @@ class GlobalTableRows:
         return f"GlobalTableRows({self.name!r}, {len(self._rows)} rows)"
 
     def get(self, key: Any) -> Any:
-        """Return the value of the key's row, or None."""
-        return user_copy(self._rows.get(key))
+        """Return the value of the key's row, or None. A text and its UTF-8 bytes are the same key.
+
+        Raises DataError for a key that is neither text nor bytes.
+        """
+        return user_copy(self._rows.get(key_of_store(self.name, key, self.key_type == "string")))
 
     def rows(self) -> Iterator[TableRow]:
         """Yield all rows, for the keys that exist at the first call."""

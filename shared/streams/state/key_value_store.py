@@ -25,6 +25,16 @@ K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
 
 
+def key_of_store(store: str, key: Any, text_keys: bool) -> Any:
+    """Return a text or its UTF-8 bytes as the type of key of the store or global table `store`.
+
+    Other bytes are returned unchanged. Raises DataError for a key that is neither text nor bytes.
+    """
+    if not isinstance(key, str | bytes):
+        raise DataError(f"store {store!r}: a key must be text or bytes, got {type(key).__name__}")
+    return key_in_store_type(key, text_keys)
+
+
 class TableRow:
     """One row: its key, and its value as the only state of a window that is always open."""
 
@@ -95,9 +105,7 @@ class KeyValueStore(RowStore[TableRow], Generic[K, V]):
 
         Raises DataError for a key that is neither text nor bytes.
         """
-        if not isinstance(key, str | bytes):
-            raise DataError(f"store {self.name!r}: a key must be text or bytes, got {type(key).__name__}")
-        return key_in_store_type(key, self._text_keys)
+        return key_of_store(self.name, key, self._text_keys)
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Yield all keys and values as they are now; the store may change meanwhile."""

@@ -14,6 +14,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.runtime.global_tables import GlobalTableRows, GlobalTables
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.clients.consumer.filled import filled
@@ -91,6 +92,31 @@ def test_a_stream_looks_up_a_key_of_its_own(left: bool) -> None:
     assert found == [[1, "Oslo"], *([[2, None], [3, None]] if left else [])]
     assert driver.task.metrics.skipped_total == 0
     assert driver.topology.describe().splitlines()[0] == "Global table: airports (topic: airports)"
+
+
+@pytest.mark.parametrize("key_type", ["string", "bytes"])
+def test_a_text_and_its_bytes_are_one_key(key_type: Any) -> None:
+    """A row is found by text and by its UTF-8 bytes. Bytes that are not UTF-8 are a key without a row."""
+    builder = StreamsBuilder()
+    builder.global_table("airports", int, key=key_type, name="a")
+    table = GlobalTableRows(builder._topology.global_tables["a"])
+    table.apply("Tromsø".encode(), b"1")
+    assert [table.get(key) for key in ("Tromsø", "Tromsø".encode(), "Oslo", b"\xff")] == [1, 1, None, None]
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_key_that_is_neither_text_nor_bytes_is_a_dead_letter(left: bool) -> None:
+    """A key function that returns a number finds no row of any topic, so its record is a dead letter."""
+    builder = StreamsBuilder()
+    orders, users = builder.stream("orders"), builder.global_table("users")
+    (orders.left_join if left else orders.join)(users, lambda _, user: user, key=lambda r: r.value["user"]).to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("users", key=b"17", value=b'"Ann"')
+    for value in (b'{"user":17}', b'{"user":"17"}'):
+        driver.pipe("orders", key=None, value=value)
+    assert [record.value for record in driver.read("out")] == [b'"Ann"']
+    (dead_letter,) = driver.read("orders-dlq")
+    assert b"'users'" in dict(dead_letter.headers)["penstock.dlq.message"]
 
 
 def test_a_processor_reads_it_by_name() -> None:
