@@ -7,33 +7,47 @@ from __future__ import annotations
 
 import json
 
-from penstock.streams import Count, Processor, ProcessorContext, PunctuationType, Record, StreamsBuilder, Topology
+from penstock.streams import (
+    Count,
+    KeyValueStore,
+    Processor,
+    ProcessorContext,
+    PunctuationType,
+    Record,
+    StreamsBuilder,
+    Topology,
+)
 from penstock.testing import TopologyTestDriver
 
 MINUTE = 60_000
 
 
 class EveryTenMinutes(Processor):
-    """Holds records until stream time reaches the next multiple of ten minutes."""
+    """Holds records until stream time reaches the next multiple of ten minutes.
+
+    The records are in a store, by offset. Their offsets are committed, so an attribute would lose them at a restart.
+    """
 
     def init(self, context: ProcessorContext) -> None:
         super().init(context)
-        self.held: list[Record] = []
-        context.schedule(10 * MINUTE, PunctuationType.STREAM_TIME, self.punctuate)
+        self.held: KeyValueStore = context.store("held-clicks")
+        context.schedule(10 * MINUTE, PunctuationType.STREAM_TIME, self.punctuate, name="ten minutes")
 
     def process(self, record: Record) -> None:
-        self.held.append(record)
+        metadata = self.context.record_metadata
+        assert metadata is not None  # it is None only outside `process`
+        self.held.put(f"{metadata.offset:019}", [record.key, record.value, record.timestamp])
 
     def punctuate(self, now_ms: int) -> None:
-        for record in self.held:
-            self.context.forward(record)
-        self.held.clear()
+        for offset, (key, value, timestamp) in sorted(self.held.items()):
+            self.held.delete(offset)
+            self.context.forward(Record(key, value, timestamp))
 
 
 def topology() -> Topology:
     builder = StreamsBuilder()
     clicks = builder.stream("clicks")
-    clicks.process(EveryTenMinutes, name="held").to("held")
+    clicks.process(EveryTenMinutes, builder.add_store("held-clicks"), name="held").to("held")
     sessions = clicks.group_by_key().session_window(gap=10 * MINUTE, grace=5 * MINUTE)
     sessions.aggregate("sessions", n=Count()).on_update().to("sessions")
     return builder.build()
