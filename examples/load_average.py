@@ -33,9 +33,3 @@ class LoadConnector(SourceConnector):
     def config(cls) -> ConfigDef:
         topic = ConfigDef().define("topic", Type.STRING, NO_DEFAULT, Importance.HIGH, "Where to.")
         return topic.define("interval.ms", Type.INT, 1000, Importance.LOW, "How often.")
-
-    async def start(self, props: Mapping[str, str]) -> None:
-        self.props = dict(props)
-
-    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-        return [self.props]

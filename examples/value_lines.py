@@ -36,9 +36,3 @@ class ValueLines(SinkConnector):
     @classmethod
     def config(cls) -> ConfigDef:
         return ConfigDef().define("file", Type.STRING, NO_DEFAULT, Importance.HIGH, "Where the lines go.")
-
-    async def start(self, props: Mapping[str, str]) -> None:
-        self.props = dict(props)
-
-    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-        return [self.props] * max_tasks

@@ -63,6 +63,9 @@ class Connector(ABC):
 
     context: ConnectorContext
 
+    props: dict[str, str]
+    """The configuration that the default `start` keeps."""
+
     def initialize(self, context: ConnectorContext) -> None:
         """Take the context. The worker calls it before each `start`.
 
@@ -74,9 +77,13 @@ class Connector(ABC):
         """Return the connector's version: by default, that of Connect."""
         return CONNECT_VERSION
 
-    @abstractmethod
     def start(self, props: Props) -> Awaitable[None] | None:
-        """Take the validated configuration. An error that it raises fails the connector."""
+        """Take the validated configuration. An error that it raises fails the connector.
+
+        The default keeps the configuration as `props`, for `task_configs`.
+        """
+        self.props = dict(props)
+        return NOTHING
 
     @abstractmethod
     def task_configs(self, max_tasks: int) -> Awaitable[list[dict[str, str]]] | list[dict[str, str]]:
@@ -104,6 +111,10 @@ class SourceConnector(Connector):
 
     task_class: ClassVar[type[SourceTask]]
 
+    def task_configs(self, max_tasks: int) -> Awaitable[list[dict[str, str]]] | list[dict[str, str]]:
+        """Return a configuration for each task. By default, the connector's configuration, for one task."""
+        return [self.props]
+
     def exactly_once_support(self, props: Props) -> ExactlyOnceSupport | None:
         """Return whether exactly-once holds with these settings, or None if the connector cannot tell."""
         return None
@@ -125,6 +136,10 @@ class SinkConnector(Connector):
     """Writes from Kafka into a system."""
 
     task_class: ClassVar[type[SinkTask]]
+
+    def task_configs(self, max_tasks: int) -> Awaitable[list[dict[str, str]]] | list[dict[str, str]]:
+        """Return a configuration for each task. By default, the connector's configuration, for `max_tasks` tasks."""
+        return [self.props] * max_tasks
 
     def alter_offsets(self, props: Props, offsets: Mapping[TopicPartition, int | None]) -> Awaitable[bool] | bool:
         """Check or store offsets that a user alters, as for sources.

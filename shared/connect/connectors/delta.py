@@ -204,12 +204,6 @@ class DeltaSinkConnector(SinkConnector):
             .define("partition.by", Type.LIST, "", MEDIUM, "Partition columns of a new table.")
         )  # fmt: skip
 
-    async def start(self, props: Props) -> None:
-        self._props = dict(props)
-
-    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-        return [self._props for _ in range(max_tasks)]
-
     async def alter_offsets(self, props: Props, offsets: Mapping[TopicPartition, int | None]) -> bool:
         uri = DeltaSinkConnector.config().parse(props)["table.uri"]
         if (path := local_path("table.uri", uri)) is not None:

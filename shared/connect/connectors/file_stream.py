@@ -135,12 +135,6 @@ class FileStreamSourceConnector(SourceConnector):
             .define("batch.size", Type.INT, 2000, Importance.LOW, "Maximum number of records of one poll.", at_least(1))
         )
 
-    async def start(self, props: Props) -> None:
-        self._props = dict(props)
-
-    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-        return [self._props]
-
     def exactly_once_support(self, props: Props) -> ExactlyOnceSupport:
         return ExactlyOnceSupport.SUPPORTED if props.get("file") else ExactlyOnceSupport.UNSUPPORTED
 
@@ -204,12 +198,6 @@ class FileStreamSinkConnector(SinkConnector):
     def config(cls) -> ConfigDef:
         documentation = "File to write to. Default: standard output."
         return ConfigDef().define("file", Type.STRING, None, Importance.HIGH, documentation)
-
-    async def start(self, props: Props) -> None:
-        self._props = dict(props)
-
-    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-        return [self._props for _ in range(max_tasks)]
 
     async def alter_offsets(self, props: Props, offsets: object) -> bool:
         return True

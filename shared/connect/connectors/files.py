@@ -263,11 +263,5 @@ class FilesSinkConnector(SinkConnector):
                     value.errors.append(str(e))
         return found
 
-    async def start(self, props: Props) -> None:
-        self._props = dict(props)
-
-    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-        return [self._props for _ in range(max_tasks)]
-
     async def alter_offsets(self, props: Props, offsets: object) -> bool:
         return True

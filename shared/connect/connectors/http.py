@@ -231,12 +231,6 @@ class HttpSinkConnector(SinkConnector):
             .define("batch.max.size", Type.INT, 500, MEDIUM, "Maximum number of records of one request.", at_least(1))
         )  # fmt: skip
 
-    async def start(self, props: Props) -> None:
-        self._props = dict(props)
-
-    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-        return [self._props for _ in range(max_tasks)]
-
     async def alter_offsets(self, props: Props, offsets: object) -> bool:
         return True
 
@@ -387,12 +381,6 @@ class HttpSourceConnector(SourceConnector):
                     "skipped, unless the task was restarted.", _validate_json_pointer)
             .define("http.offset.initial", Type.STRING, "", MEDIUM, "Value of ${offset} in the first request.")
         )  # fmt: skip
-
-    async def start(self, props: Props) -> None:
-        self._props = dict(props)
-
-    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-        return [self._props]
 
     async def alter_offsets(self, props: Props, offsets: object) -> bool:
         return True

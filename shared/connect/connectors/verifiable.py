@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type
-from penstock.shared.connect.connector import ExactlyOnceSupport, Props, SinkConnector, SourceConnector
+from penstock.shared.connect.connector import Connector, ExactlyOnceSupport, Props, SinkConnector, SourceConnector
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord, SourceRecord
 from penstock.shared.connect.schema import INT32, INT64
@@ -78,16 +78,11 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class _PropsConnector:
+class _PropsConnector(Connector):
     """A connector whose tasks get the connector's configuration, each with the task's number as `id`."""
 
-    _props: dict[str, str]
-
-    async def start(self, props: Props) -> None:
-        self._props = dict(props)
-
     async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-        return [{**self._props, "id": str(number)} for number in range(max_tasks)]
+        return [{**self.props, "id": str(number)} for number in range(max_tasks)]
 
 
 class VerifiableSourceConnector(_PropsConnector, SourceConnector):
@@ -168,11 +163,10 @@ def mock_config() -> ConfigDef:
 class _MockConnector(_PropsConnector):
     """Fails if `mock_mode` is connector-failure."""
 
-    context: Any
     _failing: asyncio.Task[None] | None = None
 
     async def start(self, props: Props) -> None:
-        await super().start(props)
+        super().start(props)
         if props.get("mock_mode") == "connector-failure":
             self._failing = asyncio.create_task(self._fail_after_delay(int(props.get("delay_ms", "15000"))))
 

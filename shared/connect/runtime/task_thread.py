@@ -55,8 +55,8 @@ class TaskThread:
         """Call a method and return its result. If `like` is given, that method decides where `method` runs.
 
         A `def` method runs in the thread. If the caller is cancelled, a call that has begun continues. An `async def`
-        method runs on the event loop when the calls in the thread have returned. A default method, which does nothing,
-        runs on the event loop at once.
+        method runs on the event loop when the calls in the thread have returned. A default method, which does not
+        block, runs on the event loop at once.
 
         Raises ConnectError if the method raises CancelledError and the caller is not cancelled.
         """
@@ -67,7 +67,7 @@ class TaskThread:
             if runs_in_thread(like or method):
                 result = await asyncio.wrap_future(self._submit_call(method, *args))
             else:
-                # A default method does nothing, so it does not wait for the thread.
+                # A default method does not block, and does not wait for the thread.
                 if self.is_busy and not _is_default_method(method):
                     await asyncio.wrap_future(self._submit_call(lambda: None))
                 result = method(*args)
@@ -166,7 +166,7 @@ def runs_in_thread(method: Callable[..., Any]) -> bool:
 
 
 def _is_default_method(method: Callable[..., Any]) -> bool:
-    """Return whether a method is a default method of a base class of tasks or connectors, which does nothing."""
+    """Return whether a method is a default method of a base class of tasks or connectors, which does not block."""
     module = getattr(method, "__module__", None)
     return module in (Task.__module__, Connector.__module__) and not _is_default_pre_commit(method)
 

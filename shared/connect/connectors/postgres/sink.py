@@ -447,12 +447,6 @@ class PostgresSinkConnector(SinkConnector):
                 values["pk.mode"].errors.append(str(e))
         return found
 
-    async def start(self, props: Props) -> None:
-        self._props = dict(props)
-
-    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-        return [self._props for _ in range(max_tasks)]
-
     async def alter_offsets(self, props: Props, offsets: Mapping[TopicPartition, int | None]) -> bool:
         values = sink_settings().parse(props)
         if values["exactly.once"]:

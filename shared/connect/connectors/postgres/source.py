@@ -282,18 +282,18 @@ class PostgresSourceConnector(SourceConnector):
         return found
 
     async def start(self, props: Props) -> None:
-        self._props = dict(props)
+        super().start(props)
         if not (props.get("query") or props.get("table.whitelist") or props.get("mode") == "logical"):
             raise ConfigError("either table.whitelist or query must be given")
         if props.get("mode") == "logical" and not SLOT_NAME.fullmatch(props.get("slot.name", "")):
             raise ConfigError(NO_SLOT)
 
     async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-        if self._props.get("query") or self._props.get("mode") == "logical":
-            return [self._props]
-        tables = [table.strip() for table in self._props["table.whitelist"].split(",") if table.strip()]
+        if self.props.get("query") or self.props.get("mode") == "logical":
+            return [self.props]
+        tables = [table.strip() for table in self.props["table.whitelist"].split(",") if table.strip()]
         count = min(max_tasks, len(tables))
-        return [{**self._props, "table.whitelist": ",".join(tables[at::count])} for at in range(count)]
+        return [{**self.props, "table.whitelist": ",".join(tables[at::count])} for at in range(count)]
 
     def exactly_once_support(self, props: Props) -> ExactlyOnceSupport:
         # A bulk read begins from the start after a restart, so its records are written again.

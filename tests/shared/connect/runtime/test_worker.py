@@ -41,7 +41,7 @@ async def test_more_tasks_than_tasks_max_are_an_error() -> None:
 
     class Many(FileStreamSinkConnector):
         async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-            return [self._props] * (max_tasks + 1)
+            return [self.props] * (max_tasks + 1)
 
     async with running() as run:
         run.worker.plugins.add(Many, "Many")
