@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
+from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.schema import Schema
 
 Partition = Mapping[str, Any]
@@ -70,11 +71,16 @@ class SinkRecord(ConnectRecord, frozen=True, kw_only=True, gc=False):
     original_partition: int = -1
 
     @property
-    def original(self) -> tuple[str, int, int]:
-        """Return the topic, partition and offset that the record was read at."""
+    def original_tp(self) -> TopicPartition:
+        """Return the topic and partition that the record was read from."""
         if self.original_topic:
-            return self.original_topic, self.original_partition, self.kafka_offset
-        return self.topic, -1 if self.kafka_partition is None else self.kafka_partition, self.kafka_offset
+            return TopicPartition(self.original_topic, self.original_partition)
+        return TopicPartition(self.topic, -1 if self.kafka_partition is None else self.kafka_partition)
+
+    @property
+    def coordinates(self) -> str:
+        """Return the record's coordinates in Kafka as text: `topic-partition@offset`."""
+        return f"{self.original_tp}@{self.kafka_offset}"
 
 
 class SourceRecord(ConnectRecord, frozen=True, kw_only=True, gc=False):

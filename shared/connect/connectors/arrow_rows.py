@@ -59,10 +59,8 @@ def check_row(record: SinkRecord) -> None:
         problem = "a map with keys that are no strings"
     else:
         return
-    topic, partition, offset = record.original
     raise DataError(
-        f"{topic}-{partition}@{offset}: the value is {problem}: a row needs a struct with fields, or a map with "
-        "strings as keys"
+        f"{record.coordinates}: the value is {problem}: a row needs a struct with fields, or a map with strings as keys"
     )
 
 

@@ -81,9 +81,7 @@ class DeltaSinkTask(SinkTask):
             self._versions.pop(tp, None)
             self._opened.pop(tp, None)
             self._begun.pop(tp, None)
-        self._buffer = [
-            record for record in self._buffer if _original_partition_and_offset(record)[0] not in partitions
-        ]
+        self._buffer = [record for record in self._buffer if record.original_tp not in partitions]
 
     async def put(self, records: list[SinkRecord]) -> None:
         if self._failure is not None:
@@ -116,14 +114,9 @@ class DeltaSinkTask(SinkTask):
         Records that the table has already are skipped. Records of other partitions stay in the buffer, since their
         offsets are not committed now.
         """
-        mine = [record for record in self._buffer if _original_partition_and_offset(record)[0] in offsets]
-        self._buffer = [record for record in self._buffer if _original_partition_and_offset(record)[0] not in offsets]
-        fresh = [
-            record
-            for record in mine
-            if _original_partition_and_offset(record)[1]
-            >= (self._versions.get(_original_partition_and_offset(record)[0]) or 0)
-        ]
+        mine = [record for record in self._buffer if record.original_tp in offsets]
+        self._buffer = [record for record in self._buffer if record.original_tp not in offsets]
+        fresh = [record for record in mine if record.kafka_offset >= (self._versions.get(record.original_tp) or 0)]
         try:
             await self._append_to_delta_table(fresh, {tp: offset.offset for tp, offset in offsets.items()})
         except RetriableError as e:
@@ -154,7 +147,7 @@ class DeltaSinkTask(SinkTask):
                 return
             half = len(records) // 2  # find the record that does not fit
             await self._append_to_delta_table(
-                records[:half], {tp: at + 1 for tp, at in map(_original_partition_and_offset, records[:half])}
+                records[:half], {record.original_tp: record.kafka_offset + 1 for record in records[:half]}
             )
             await self._append_to_delta_table(records[half:], ends)
             return
@@ -170,14 +163,10 @@ def delta_application_id(connector: str, tp: TopicPartition) -> str:
     return f"{connector}/{tp.topic}/{tp.partition}"
 
 
-def _original_partition_and_offset(record: SinkRecord) -> tuple[TopicPartition, int]:
-    topic, partition, offset = record.original
-    return TopicPartition(topic, partition), offset
-
-
 def _check_begun(record: SinkRecord, begun: dict[TopicPartition, int]) -> None:
     """Move `begun`, the next offsets of the partitions, past a record. Raises ConnectError if it is before them."""
-    tp, offset = _original_partition_and_offset(record)
+    tp = record.original_tp
+    offset = record.kafka_offset
     if offset < begun.get(tp, 0):
         raise ConnectError(
             f"{tp} is read from offset {offset}, and was read up to {begun[tp]}: was the topic "

@@ -109,11 +109,10 @@ class FilesSinkTask(SinkTask):
 
     async def put(self, records: list[SinkRecord]) -> None:
         for record in records:
-            topic, partition, offset = record.original
-            tp = TopicPartition(topic, partition)
+            tp = record.original_tp
             # After a temporary error the same records are delivered again. Those taken are in a buffer or in a file.
-            if offset >= self._taken.get(tp, 0):
-                self._taken[tp] = offset + 1
+            if record.kafka_offset >= self._taken.get(tp, 0):
+                self._taken[tp] = record.kafka_offset + 1
                 self._buffers.setdefault(tp, []).append(record)
         size = self._values["flush.size"]
         for tp, buffer in self._buffers.items():
@@ -136,8 +135,8 @@ class FilesSinkTask(SinkTask):
 
     async def _write_partition_file(self, tp: TopicPartition, count: int) -> None:
         buffer = self._buffers[tp]
-        first = buffer[0].original[2]
-        last = buffer[count - 1].original[2]
+        first = buffer[0].kafka_offset
+        last = buffer[count - 1].kafka_offset
         # The name has the first offset, so a file that is written again after a failure replaces itself.
         name = f"{tp.topic}+{tp.partition}+{first:020d}{SUFFIX[self._values['format']]}"
         path = f"{self._root.rstrip('/')}/{tp.topic}/partition={tp.partition}/{name}"
@@ -162,12 +161,12 @@ class FilesSinkTask(SinkTask):
         rejected = self._rejected.setdefault(tp, set())
         if self._values["format"] == "parquet":
             for record in records:
-                if record.original[2] not in rejected:
+                if record.kafka_offset not in rejected:
                     try:
                         check_row(record)
                     except DataError as e:
                         await self._reject(record, e, rejected)
-        while fit := [record for record in records if record.original[2] not in rejected]:
+        while fit := [record for record in records if record.kafka_offset not in rejected]:
             try:
                 return await asyncio.to_thread(self._encode_file, fit)
             except NothingInIt as e:
@@ -185,7 +184,7 @@ class FilesSinkTask(SinkTask):
         reporter = self.context.errant_record_reporter
         if reporter is None:
             raise ConnectError(f"a record cannot be in a file: {error}") from error
-        rejected.add(record.original[2])
+        rejected.add(record.kafka_offset)
         await reporter.report(record, error)
 
     def _first_unfit(self, records: list[SinkRecord], error: DataError) -> tuple[SinkRecord, DataError]:

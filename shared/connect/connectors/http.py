@@ -152,13 +152,11 @@ class HttpSinkTask(SinkTask):
         self._posted.clear()
 
     def _is_posted_record(self, record: SinkRecord) -> bool:
-        topic, partition, offset = record.original
-        return offset < self._posted.get((record.topic, TopicPartition(topic, partition)), 0)
+        return record.kafka_offset < self._posted.get((record.topic, record.original_tp), 0)
 
     def _note_posted_offsets(self, batch: list[SinkRecord]) -> None:
         for record in batch:
-            topic, partition, offset = record.original
-            self._posted[record.topic, TopicPartition(topic, partition)] = offset + 1
+            self._posted[record.topic, record.original_tp] = record.kafka_offset + 1
         # Not at the end of `put`: its requests, up to one for each record, would share the retries.
         self._retries.succeeded()
 

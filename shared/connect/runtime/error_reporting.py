@@ -199,7 +199,9 @@ class WorkerErrantRecordReporter:
 
     async def _report_errant_record(self, record: SinkRecord, error: Exception) -> None:
         # By the original coordinates: a transform may have changed the record's topic.
-        raw = self._raw.find(*record.original) or await self._convert_back_to_consumer_record(record)
+        raw = self._raw.find(record.original_tp, record.kafka_offset)
+        if raw is None:
+            raw = await self._convert_back_to_consumer_record(record)
         failure = Failure(Stage.TASK_PUT, self._task_class, error)
         written = await self._reporters.send(raw, failure)
         self._operator.failed(failure, self._clock.now_ms())
@@ -207,7 +209,7 @@ class WorkerErrantRecordReporter:
             await written
 
     async def _convert_back_to_consumer_record(self, record: SinkRecord) -> ConsumerRecord:
-        topic, partition, offset = record.original
+        topic, partition = record.original_tp
         convert = self._conversion
         try:
             key = await _convert(lambda: convert.key.from_connect_data(topic, record.key_schema, record.key))
@@ -215,9 +217,9 @@ class WorkerErrantRecordReporter:
             made = convert.header.from_connect_header
             headers = tuple((one.name, made(topic, one.name, one.schema, one.value)) for one in record.headers)
         except PenstockError as e:
-            raise ConnectError(f"{topic}-{partition}@{offset} cannot be converted to a dead letter: {e}") from e
+            raise ConnectError(f"{record.coordinates} cannot be converted to a dead letter: {e}") from e
         timestamp = -1 if record.timestamp is None else record.timestamp
-        return ConsumerRecord(topic, partition, offset, timestamp, key, value, headers)
+        return ConsumerRecord(topic, partition, record.kafka_offset, timestamp, key, value, headers)
 
 
 async def _convert(operation: Callable[[], T]) -> T:
@@ -353,9 +355,9 @@ class RawRecords:
                 return
             self._bytes -= oldest.popleft().bytes
 
-    def find(self, topic: str, partition: int, offset: int) -> ConsumerRecord | None:
+    def find(self, tp: TopicPartition, offset: int) -> ConsumerRecord | None:
         """Return a record as it was read, or None if it is not kept."""
-        own = self._cached.get(TopicPartition(topic, partition), deque())
+        own = self._cached.get(tp, deque())
         at = bisect_left(own, offset, key=lambda cached: cached.last)
         if at == len(own):
             return None

@@ -195,7 +195,7 @@ class SinkTaskState:
             self.pending.pop(tp, None)
         # The batch that waits for redelivery loses the records that are now read again, or skipped.
         if rewinds:
-            self.batch = [record for record in self.batch if _original_partition(record) not in rewinds]
+            self.batch = [record for record in self.batch if record.original_tp not in rewinds]
         return rewinds
 
     def received(self, ends: Mapping[TopicPartition, int]) -> None:
@@ -263,9 +263,4 @@ class SinkTaskState:
             for tp in gone:
                 offsets.pop(tp, None)
         self.never_committed -= gone
-        self.batch = [record for record in self.batch if _original_partition(record) not in gone]
-
-
-def _original_partition(record: SinkRecord) -> TopicPartition:
-    topic, partition, _ = record.original
-    return TopicPartition(topic, partition)
+        self.batch = [record for record in self.batch if record.original_tp not in gone]

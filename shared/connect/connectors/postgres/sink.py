@@ -107,9 +107,9 @@ class PostgresSinkTask(SinkTask):
         self._stagings: dict[StagedColumns, str] = {}
         self._numbers = itertools.count()
         self._retries = Retries(values["max.retries"])
-        self._done: dict[tuple[str, int], int] = {}
+        self._done: dict[TopicPartition, int] = {}
         """The written offset of each partition in the current delivery. Records below it are not written again."""
-        self._reported: set[tuple[str, int, int]] = set()
+        self._reported: set[tuple[TopicPartition, int]] = set()
         """The reported records of the current delivery, so that a repeated batch does not report them again."""
         exactly_once = values["exactly.once"]
         self._offsets = OffsetTable(values["offsets.table"], props["name"]) if exactly_once else None
@@ -133,7 +133,7 @@ class PostgresSinkTask(SinkTask):
 
     def _forget_partitions(self, partitions: frozenset[TopicPartition]) -> None:
         self._done = {tp: offset for tp, offset in self._done.items() if tp not in partitions}
-        self._reported = {original for original in self._reported if original[:2] not in partitions}
+        self._reported = {(tp, offset) for tp, offset in self._reported if tp not in partitions}
 
     async def put(self, records: list[SinkRecord]) -> None:
         size = self._values["batch.size"]
@@ -145,12 +145,11 @@ class PostgresSinkTask(SinkTask):
             self._offsets.settled()
 
     def _is_written_record(self, record: SinkRecord) -> bool:
-        topic, partition, offset = record.original
-        return offset < self._done.get((topic, partition), 0)
+        return record.kafka_offset < self._done.get(record.original_tp, 0)
 
     def _note_written_offsets(self, records: list[SinkRecord]) -> None:
         # The last offset of each partition remains, since a batch has them in order.
-        self._done |= {(topic, partition): offset + 1 for topic, partition, offset in (r.original for r in records)}
+        self._done |= {record.original_tp: record.kafka_offset + 1 for record in records}
         self._retries.succeeded()
 
     async def _put_batch(self, records: list[SinkRecord]) -> None:
@@ -243,17 +242,17 @@ class PostgresSinkTask(SinkTask):
 
     async def _report_errant_record(self, record: SinkRecord, error: Exception) -> None:
         """Report a record's error once. Raises ConnectError if there is no reporter, or errors are not tolerated."""
-        topic, partition, offset = record.original
-        if record.original in self._reported:
+        reported = (record.original_tp, record.kafka_offset)
+        if reported in self._reported:
             return
         reporter = self.context.errant_record_reporter
-        message = f"{topic}-{partition}@{offset} cannot be written: {type(error).__name__}: {error}"
+        message = f"{record.coordinates} cannot be written: {type(error).__name__}: {error}"
         if reporter is None:
             raise ConnectError(message) from error
         named = DataError(message)
         named.__cause__ = error
         await reporter.report(record, named)
-        self._reported.add(record.original)
+        self._reported.add(reported)
 
     async def _failure_to_raise(self, error: Exception) -> Exception:
         """The error to raise for the database's error: retriable as long as retries are left."""

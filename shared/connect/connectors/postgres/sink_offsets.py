@@ -90,8 +90,8 @@ class OffsetTable:
         """
         ends: dict[TopicPartition, int] = {}
         for record in records:
-            topic, partition, offset = record.original
-            tp = TopicPartition(topic, partition)
+            tp = record.original_tp
+            offset = record.kafka_offset
             ends[tp] = max(ends.get(tp, NONE), offset + 1)
             # Earlier records are written and not delivered again: this one is of a topic that was created again.
             if offset < self._begun.get(tp, NONE):
@@ -115,11 +115,7 @@ class OffsetTable:
                     self._connector, tp.topic, tp.partition, ends[tp],
                 )  # fmt: skip
         self._written = {tp: max(end, self._known[tp]) for tp, end in ends.items()}
-        return [
-            record
-            for record in records
-            if record.original[2] >= self._known[TopicPartition(record.original[0], record.original[1])]
-        ]
+        return [record for record in records if record.kafka_offset >= self._known[record.original_tp]]
 
     def committed(self) -> None:
         """Note that the transaction of `advance` is committed."""

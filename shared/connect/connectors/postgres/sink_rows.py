@@ -138,12 +138,10 @@ class RowBuilder:
         key = self._primary_key_of_record(record)
         if record.value is None:
             if not self._settings.deletes:
-                raise DataError(f"{_format_original_offset(record)}: no value, and delete.enabled is false")
+                raise DataError(f"{record.coordinates}: no value, and delete.enabled is false")
             return _Row(tuple(key), tuple(key), tuple(key.values()), is_delete=True)
         if not isinstance(record.value, Mapping):
-            raise DataError(
-                f"{_format_original_offset(record)}: the value is {type(record.value).__name__}, not a struct or map"
-            )
+            raise DataError(f"{record.coordinates}: the value is {type(record.value).__name__}, not a struct or map")
         fields: dict[str, Any] = dict(record.value)
         if included := self._settings.included:
             fields = {name: item for name, item in fields.items() if name in included or name in key}
@@ -158,26 +156,25 @@ class RowBuilder:
             case "none":
                 return {}
             case "kafka":
-                return dict(zip(settings.pk_fields or KAFKA_COLUMNS, record.original, strict=True))
+                names = settings.pk_fields or KAFKA_COLUMNS
+                return dict(zip(names, (*record.original_tp, record.kafka_offset), strict=True))
             case "record_value":
                 return self._pick_key_columns(record, record.value or {}, "value")
         if record.key is None:
-            raise DataError(f"{_format_original_offset(record)}: pk.mode=record_key, and the record has no key")
+            raise DataError(f"{record.coordinates}: pk.mode=record_key, and the record has no key")
         if isinstance(record.key, Mapping):
             return self._pick_key_columns(record, record.key, "key")
         if len(settings.pk_fields) != 1:
-            raise DataError(f"{_format_original_offset(record)}: the key is one value, so pk.fields must be one name")
+            raise DataError(f"{record.coordinates}: the key is one value, so pk.fields must be one name")
         return {settings.pk_fields[0]: record.key}
 
     def _pick_key_columns(self, record: SinkRecord, given: Any, what: str) -> dict[str, Any]:
         if not isinstance(given, Mapping):
-            raise DataError(f"{_format_original_offset(record)}: the {what} is not a struct or map")
+            raise DataError(f"{record.coordinates}: the {what} is not a struct or map")
         names = self._settings.pk_fields or tuple(given)
         missing = [name for name in names if given.get(name) is None]
         if missing:
-            raise DataError(
-                f"{_format_original_offset(record)}: the {what} has no {', '.join(missing)}, of the primary key"
-            )
+            raise DataError(f"{record.coordinates}: the {what} has no {', '.join(missing)}, of the primary key")
         return {name: given[name] for name in names}
 
     def _column_types(self, record: SinkRecord, names: Iterable[str]) -> dict[str, tuple[str | None, bool]]:
@@ -224,8 +221,3 @@ def columns_of(groups: Iterable[RowsToWrite]) -> dict[str, tuple[str, bool]]:
 def _field_schema(schema: Schema | None, name: str) -> Schema | None:
     found = None if schema is None else schema.field(name)
     return None if found is None else found.schema
-
-
-def _format_original_offset(record: SinkRecord) -> str:
-    topic, partition, offset = record.original
-    return f"{topic}-{partition}@{offset}"

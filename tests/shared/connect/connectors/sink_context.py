@@ -36,8 +36,7 @@ class Reporter:
         self.errors: list[str] = []
 
     def report(self, record: SinkRecord, error: Exception) -> asyncio.Future[None]:
-        topic, partition, offset = record.original
-        self.reported.append((TopicPartition(topic, partition), offset))
+        self.reported.append((record.original_tp, record.kafka_offset))
         self.errors.append(str(error))
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)

@@ -108,7 +108,7 @@ async def test_redelivered_records_are_written_once(tmp_path: Path) -> None:
     written = {A: OffsetAndMetadata(20), B: OffsetAndMetadata(10)}
     assert await task.pre_commit(current) == await task.pre_commit(current) == written
     await task.put([record(B, 0)])  # of a recreated topic, after no failure
-    assert (B, 0) in [(TopicPartition(*r.original[:2]), r.original[2]) for r in task._buffers[B]]
+    assert (B, 0) in [(r.original_tp, r.kafka_offset) for r in task._buffers[B]]
     await task.close(frozenset({A}))
     await task.open(frozenset({A}))  # assigned again, at the last committed offset
     await task.put(records(A, 0, 10))

@@ -45,7 +45,7 @@ async def test_columns_and_single_records_are_converted_alike() -> None:
     assert at_once is not None
     assert at_once == [await conversion._sink_record(record) for record in columns.records()]
     assert [record.timestamp for record in at_once] == [None, 0, 1_000]
-    assert [record.original for record in at_once] == [("t", 1, 5), ("t", 1, 6), ("t", 1, 8)]
+    assert [record.coordinates for record in at_once] == ["t-1@5", "t-1@6", "t-1@8"]
 
 
 async def test_a_connectors_header_converter_overrides_the_workers() -> None:

@@ -302,7 +302,7 @@ def columns(tp: TopicPartition, *offsets: int) -> Columns:
 
 
 def found_offsets(raw: RawRecords, tp: TopicPartition, *offsets: int) -> list[int]:
-    return [at for at in offsets if (record := raw.find(tp.topic, tp.partition, at)) and record.value == b"%02d" % at]
+    return [at for at in offsets if (record := raw.find(tp, at)) and record.value == b"%02d" % at]
 
 
 def test_a_record_is_found_until_its_offset_is_committed() -> None:
@@ -312,7 +312,7 @@ def test_a_record_is_found_until_its_offset_is_committed() -> None:
     raw = RawRecords()
     raw.add({A: columns(A, 1, 3), B: columns(B, 5)})
     raw.add({A: columns(A, 6, 7)})
-    assert raw.find("t", 0, 3) == ConsumerRecord("t", 0, 3, 7, None, b"03", (("h", b"x"),))
+    assert raw.find(TopicPartition("t", 0), 3) == ConsumerRecord("t", 0, 3, 7, None, b"03", (("h", b"x"),))
     assert found_offsets(raw, A, *range(10)) == [1, 3, 6, 7]
     raw.committed({A: OffsetAndMetadata(4), B: OffsetAndMetadata(5), TopicPartition("u", 0): OffsetAndMetadata(1)})
     assert (found_offsets(raw, A, *range(10)), found_offsets(raw, B, 5)) == ([6, 7], [5])
