@@ -25,9 +25,6 @@ from penstock.shared.connect.version import CONNECT_VERSION
 T = TypeVar("T")
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
-POLL_WAIT_MAX_MS = 1_000
-"""The longest wait in one `poll` of a source task. A pause, and the end of a transaction by time, take effect only when
-`poll` returns."""
 
 
 class _Nothing:

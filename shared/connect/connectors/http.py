@@ -34,11 +34,12 @@ from penstock.shared.connect.config_def import (
     one_of,
 )
 from penstock.shared.connect.connector import Props, SinkConnector, SourceConnector
+from penstock.shared.connect.connectors.poll_wait import PollWait
 from penstock.shared.connect.connectors.retries import Retries
 from penstock.shared.connect.converters.json import value_to_json
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord, SourceRecord
-from penstock.shared.connect.task import POLL_WAIT_MAX_MS, SinkTask, SourceTask
+from penstock.shared.connect.task import SinkTask, SourceTask
 
 RETRIED = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS)
 BODY_BYTES_MAX = 64 << 20
@@ -267,28 +268,24 @@ class HttpSourceTask(SourceTask):
         self._offset: Any = stored.get("offset", self._values["http.offset.initial"])
         self._etag: tuple[str, str | None] = ("", None)
         """The URL of the last successful response, and its ETag."""
-        self._wait_ms = 0
-        """The wait before the next request. Each poll waits for a part of it."""
+        self._wait = PollWait()
         # Digests of the records at the last offset: a server with inclusive offsets returns them again.
         self._written: frozenset[bytes] = frozenset()
         self._written_now: set[bytes] = set()
 
     async def poll(self) -> list[SourceRecord] | None:
-        wait_ms = min(self._wait_ms, POLL_WAIT_MAX_MS)
-        await asyncio.sleep(wait_ms / 1000)
-        self._wait_ms -= wait_ms
-        if self._wait_ms > 0:
+        if not await self._wait.passed():
             return None
-        self._wait_ms = self._values["poll.interval.ms"]
+        self._wait.left_ms = self._values["poll.interval.ms"]
         url = self._values["http.url"].replace("${offset}", quote(str(self._offset), safe=""))
         try:
             async with asyncio.timeout(self._values["request.timeout.ms"] / 1000):
                 response = await self._get_url(url)
         except (httpx.HTTPError, TimeoutError) as e:
-            self._wait_ms = self._values["retry.backoff.ms"]
+            self._wait.left_ms = self._values["retry.backoff.ms"]
             raise self._retries.failed(_request_failure(e, self._values["request.timeout.ms"])) from e
         if is_passing(response.status_code):
-            self._wait_ms = max(self._values["retry.backoff.ms"], retry_after_ms(response))
+            self._wait.left_ms = max(self._values["retry.backoff.ms"], retry_after_ms(response))
             raise self._retries.failed(f"HTTP {response.status_code}: {response.text[:200]}")
         self._retries.succeeded()
         if response.status_code in (httpx.codes.NO_CONTENT, httpx.codes.NOT_MODIFIED):
@@ -298,7 +295,7 @@ class HttpSourceTask(SourceTask):
         requested = str(self._offset)
         records = self._records_of_response(response)
         if str(self._offset) != requested:
-            self._wait_ms = 0  # there may be another page
+            self._wait.left_ms = 0  # there may be another page
         return records
 
     async def _get_url(self, url: str) -> httpx.Response:

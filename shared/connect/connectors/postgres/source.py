@@ -11,7 +11,6 @@ reads every change from Postgres's log.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from penstock.shared.common.errors import ConfigError, RetriableError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.config_def import HIGH, LOW, MEDIUM, NO_DEFAULT, ConfigDef, Type, at_least, one_of
 from penstock.shared.connect.connector import ExactlyOnceSupport, Props, SourceConnector
+from penstock.shared.connect.connectors.poll_wait import PollWait
 from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
 from penstock.shared.connect.connectors.postgres.columns import TEXT_STYLES, schema_of, value_of, with_texts
 from penstock.shared.connect.connectors.postgres.database import connect, connection_config, translated
@@ -28,7 +28,7 @@ from penstock.shared.connect.connectors.retries import Retries
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SourceRecord
 from penstock.shared.connect.schema import Schema
-from penstock.shared.connect.task import POLL_WAIT_MAX_MS, SourceTask
+from penstock.shared.connect.task import SourceTask
 
 log = get_logger(__name__)
 
@@ -117,19 +117,15 @@ class PostgresSourceTask(SourceTask):
         self._turn = 0
         self._idle = 0
         self._bulk: BulkRead | None = None
-        self._wait_ms = 0
-        """The wait before the next read. Each poll waits for a part of it."""
+        self._wait = PollWait()
 
     async def poll(self) -> list[SourceRecord] | None:
-        wait_ms = min(self._wait_ms, POLL_WAIT_MAX_MS)
-        await asyncio.sleep(wait_ms / 1000)
-        self._wait_ms -= wait_ms
-        if self._wait_ms > 0:
+        if not await self._wait.passed():
             return None
         if self._logical is not None:
             return await self._poll_logical(self._logical)
         if not self._readers:
-            self._wait_ms = self._values["poll.interval.ms"]
+            self._wait.left_ms = self._values["poll.interval.ms"]
             return None
         reader = self._readers[self._turn]
         try:
@@ -144,7 +140,7 @@ class PostgresSourceTask(SourceTask):
         # All tables were read in turn and none had new rows.
         if self._idle >= len(self._readers):
             self._idle = 0
-            self._wait_ms = self._values["poll.interval.ms"]
+            self._wait.left_ms = self._values["poll.interval.ms"]
         return records
 
     async def _poll_logical(self, logical: LogicalReader) -> list[SourceRecord]:
@@ -153,7 +149,7 @@ class PostgresSourceTask(SourceTask):
         except Exception as e:
             raise await self._failure_to_raise(e) from e
         if logical.is_idle:
-            self._wait_ms = self._values["poll.interval.ms"]
+            self._wait.left_ms = self._values["poll.interval.ms"]
         self._retries.succeeded()
         return records
 
@@ -224,7 +220,7 @@ class PostgresSourceTask(SourceTask):
 
     async def _failure_to_raise(self, error: Exception) -> Exception:
         ours = translated(error)
-        self._wait_ms = self._values["retry.backoff.ms"]
+        self._wait.left_ms = self._values["retry.backoff.ms"]
         await self._abandon_bulk_read()
         if self._connection is not None:
             connection = self._connection
