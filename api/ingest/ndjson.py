@@ -78,12 +78,11 @@ class LineSplitter:
 
 
 class NdjsonReader:
-    """Parses the body of one NDJSON request: chunks in, records and errors out, `lines_max` lines at a time."""
+    """Parses the body of one NDJSON request: chunks in, records and errors out, LINES_MAX lines at a time."""
 
-    def __init__(self, parser: EventParser, max_line_bytes: int, lines_max: int = LINES_MAX) -> None:
+    def __init__(self, parser: EventParser, max_line_bytes: int) -> None:
         self._parser = parser
         self._lines = LineSplitter(max_line_bytes)
-        self._lines_max = lines_max
         self._pending: list[bytes | None] = []
         self.ended = 0
         """Lines that the last chunk completed."""
@@ -101,7 +100,7 @@ class NdjsonReader:
         return bool(self._pending)
 
     def feed(self, chunk: bytes, now_ms: int) -> Parsed:
-        """Parse the lines that the chunk completes, `lines_max` of them at most; `parse_pending` parses the rest.
+        """Parse the lines that the chunk completes, LINES_MAX of them at most; `parse_pending` parses the rest.
 
         Positions are line numbers from 1.
         """
@@ -120,9 +119,9 @@ class NdjsonReader:
         return self._parse_lines(self._lines.close(), now_ms)
 
     def _take_first_lines(self, lines: list[bytes | None]) -> list[bytes | None]:
-        """Return the first `lines_max` lines. The others are pending."""
-        self._pending = lines[self._lines_max :]
-        return lines[: self._lines_max] if self._pending else lines
+        """Return the first LINES_MAX lines. The others are pending."""
+        self._pending = lines[LINES_MAX:]
+        return lines[:LINES_MAX] if self._pending else lines
 
     def _parse_lines(self, lines: list[bytes | None], now_ms: int) -> Parsed:
         parsed = self._parser.parse(lines, self.next_line, now_ms)

@@ -316,7 +316,7 @@ def master_addresses(master: str) -> list[tuple[str, int]]:
     return [(host.strip("[]"), int(port)) for host, _, port in pairs]
 
 
-def connection_failure(master: str, timeout_s: float = CONNECT_TIMEOUT_S) -> str | None:
+def connection_failure(master: str) -> str | None:
     """Return why no address of a standalone master accepts a connection.
 
     Return None if an address does, or for another kind of master. Check before the JVM starts: Spark would try to
@@ -325,7 +325,7 @@ def connection_failure(master: str, timeout_s: float = CONNECT_TIMEOUT_S) -> str
     failures = []
     for host, port in master_addresses(master):
         try:
-            with socket.create_connection((host, port), timeout_s):
+            with socket.create_connection((host, port), CONNECT_TIMEOUT_S):
                 return None
         except (OSError, OverflowError, UnicodeError) as e:  # OverflowError: invalid port; UnicodeError: invalid host
             failures.append(f"{host}:{port}: {getattr(e, 'strerror', None) or e}")

@@ -109,7 +109,7 @@ class Scenario:
         await self._admin.create_topics([event_time_topic(plan.topic, PARTITIONS)])
         aggregator = await stack.start(aggregator_spec(plan, address, self._lake))
         await aggregator.healthy()
-        await self._wait_until("the first tasks", lambda: self._are_all_tasks_in_state("running"))
+        await self._wait_until("the first tasks", self._are_all_tasks_running)
         consumer = await stack.start(consumer_spec(plan, address, self._notable))
         gateway = await stack.start(gateway_spec(plan, address, {s.name: s.url for s in (aggregator, consumer)}))
         await asyncio.gather(gateway.healthy(), consumer.healthy())
@@ -182,7 +182,7 @@ class Scenario:
         self._tasks = []
         aggregator.spec = aggregator_spec(plan, self._kafka.bootstrap_servers, self._lake, compacts=not self._is_short)
         await aggregator.start()
-        await self._wait_until("the restore", lambda: self._are_all_tasks_in_state("running"))
+        await self._wait_until("the restore", self._are_all_tasks_running)
         outcome = self._outcome
         self._outcome.restores = self._tasks
         windows = counted(outcome.restored("windows"), "window")
@@ -281,8 +281,8 @@ class Scenario:
         committed = sum(at.offset for tp, at in offsets.items() if tp.topic == self._plan.topic)
         return committed >= self._outcome.counts.acknowledged
 
-    def _are_all_tasks_in_state(self, state: str) -> bool:
-        return len(self._tasks) == PARTITIONS and all(task["state"] == state for task in self._tasks)
+    def _are_all_tasks_running(self) -> bool:
+        return len(self._tasks) == PARTITIONS and all(task["state"] == "running" for task in self._tasks)
 
     def _has_compacted(self) -> bool:
         for run in self._compactions:

@@ -120,24 +120,23 @@ def computed_sessions(labelled: DataFrame, store: StoreSchema, numbers: list[Mea
     )
 
 
-def previous_session(rows: DataFrame, at: str, marks: DataFrame, mark: str) -> DataFrame:
-    """Return `rows` with `computed_ms`: for the same key, the highest `mark` of `marks` that is at most `at`."""
+def previous_session(stream: DataFrame, computed: DataFrame) -> DataFrame:
+    """Return the stream's sessions with `computed_ms`: the last start of a computed session of the same key that is not
+    later than the session's own start."""
     # An as-of join by one sort: joining by key and range would compare every pair of a key's sessions.
-    both = (
-        rows.withColumn("_at", F.col(at)).withColumn("_row", F.lit(1)).withColumn("_mark", F.lit(None).cast("bigint"))
+    rows = stream.withColumn("_row", F.lit(1)).withColumn("_start", F.lit(None).cast("bigint"))
+    starts = computed.select(*KEY, "start_ms", F.lit(0).alias("_row"), F.col("start_ms").alias("_start"))
+    frame = SparkWindow.partitionBy(*KEY).orderBy("start_ms", "_row").rowsBetween(SparkWindow.unboundedPreceding, 0)
+    found = rows.unionByName(starts, allowMissingColumns=True).withColumn(
+        "computed_ms", F.last("_start", ignorenulls=True).over(frame)
     )
-    own = marks.select(*KEY, F.col(mark).alias("_at"), F.lit(0).alias("_row"), F.col(mark).alias("_mark"))
-    frame = SparkWindow.partitionBy(*KEY).orderBy("_at", "_row").rowsBetween(SparkWindow.unboundedPreceding, 0)
-    found = both.unionByName(own, allowMissingColumns=True).withColumn(
-        "computed_ms", F.last("_mark", ignorenulls=True).over(frame)
-    )
-    return found.filter("_row = 1").drop("_at", "_row", "_mark")
+    return found.filter("_row = 1").drop("_row", "_start")
 
 
 def sessions_within(stream: DataFrame, computed: DataFrame) -> DataFrame:
     """Return the stream's sessions with the start of the computed session that holds them, null if there is none."""
     ends = computed.select(*KEY, F.col("start_ms").alias("computed_ms"), F.col("end_ms").alias("computed_end_ms"))
-    held = previous_session(stream, "start_ms", computed, "start_ms").join(ends, [*KEY, "computed_ms"], "left")
+    held = previous_session(stream, computed).join(ends, [*KEY, "computed_ms"], "left")
     inside = F.col("end_ms") <= F.col("computed_end_ms")
     return held.withColumn("computed_ms", F.when(inside, F.col("computed_ms"))).drop("computed_end_ms")
 

@@ -103,13 +103,13 @@ def read_version(executable: Path) -> int | None:
     return parse_version(response.stderr + response.stdout) if response.returncode == 0 else None
 
 
-def install_command(platform: str = sys.platform, version: int = VERSION_MIN) -> str:
+def install_command(platform: str) -> str:
     """The command that installs Java on this platform."""
     if platform == "darwin":
-        return f"brew install openjdk@{version}"
+        return f"brew install openjdk@{VERSION_MIN}"
     sudo = "" if os.geteuid() == 0 else "sudo "
-    package = f"openjdk-{version}-jre-headless"
-    return f"{sudo}apt-get install -y {package} (or your distribution's package of Java {version})"
+    package = f"openjdk-{VERSION_MIN}-jre-headless"
+    return f"{sudo}apt-get install -y {package} (or your distribution's package of Java {VERSION_MIN})"
 
 
 def _java_candidates(environ: Mapping[str, str], platform: str) -> Iterator[tuple[str, Path]]:

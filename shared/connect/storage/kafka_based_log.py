@@ -117,16 +117,17 @@ class KafkaBasedLog:
         deliveries = [await self._producer.send(self._topic.name, value, key=key) for key, value in records]
         return [await delivery for delivery in deliveries]
 
-    async def read_past(self, written: Iterable[RecordMetadata], timeout_ms: int = READ_TO_END_MS) -> None:
+    async def read_past(self, written: Iterable[RecordMetadata]) -> None:
         """Wait until `on_record` was called for all of these written records.
 
-        For records of a transaction, this is only some time after its end. Raises as `read_to_end` does.
+        For records of a transaction, this is only some time after its end. Raises as `read_to_end` does, after
+        READ_TO_END_MS.
         """
         ends: dict[TopicPartition, int] = {}
         for record in written:
             tp = TopicPartition(record.topic, record.partition)
             ends[tp] = max(ends.get(tp, 0), record.offset + 1)
-        await self._wait_until(ends, _deadline_s(timeout_ms))
+        await self._wait_until(ends, _deadline_s(READ_TO_END_MS))
 
     async def read_to_end(self, timeout_ms: int = READ_TO_END_MS) -> None:
         """Wait until `on_record` was called for all current records.
