@@ -39,7 +39,7 @@ class TaskState(TypedDict, total=False):
     operator_times_ms: Annotated[dict[str, int], Field(examples=[{"sessions": 1357016700000}])] | None
     """By store: the highest event time of a record with a key that its operator processed. Windows close by it."""
     state_rows: of.Count | None
-    """The rows of the task's stores, such as live windows and rows of tables."""
+    """Rows in the stores: open windows, kept closed sliding windows, rows of tables, aggregations and joins."""
     records: of.Count
     """Records that the task processed."""
     closed_windows: of.Count | None

@@ -63,8 +63,10 @@ class StreamTaskMetrics:
         )
         description = "The stream time of a store's operator, as Unix time."
         self._operator_time = gauge(registry, "streams_operator_time_seconds", description, "partition", "store")
-        description = "Rows in the stores: windows, also closed sliding ones that are kept; rows of tables and joins."
-        self._open = gauge(registry, "streams_open_windows", description, "partition")
+        description = (
+            "Rows in the stores: open windows, kept closed sliding windows, rows of tables, aggregations and joins."
+        )
+        self._state_rows = gauge(registry, "streams_state_rows", description, "partition")
         self._own = own
         self.committed = Totals()
         """The totals as of the last commit. Later work may be repeated by another task."""
@@ -77,14 +79,14 @@ class StreamTaskMetrics:
         self.records_total += records
         self._records.inc(records)
 
-    def set_gauges(self, stream_time_ms: int, operator_times_ms: Mapping[str, int], open_windows: int) -> None:
-        """Set the stream time, the operators' times by the names of their stores, and the number of open windows.
+    def set_gauges(self, stream_time_ms: int, operator_times_ms: Mapping[str, int], state_rows: int) -> None:
+        """Set the stream time, the operators' times by the names of their stores, and the number of rows in the stores.
 
         This is done at the start and with each commit, because every change of these numbers is committed. A time is
         -1 ms before the first record that advances it.
         """
         self._time.labels(**self._own).set(stream_time_ms / 1000)
-        self._open.labels(**self._own).set(open_windows)
+        self._state_rows.labels(**self._own).set(state_rows)
         for store, time_ms in operator_times_ms.items():
             self._operator_time.labels(store=store, **self._own).set(time_ms / 1000)
 
@@ -92,7 +94,7 @@ class StreamTaskMetrics:
         """Remove the gauges, with those of the operators of these stores: the partition's next owner has its own."""
         partition = self._own["partition"]
         self._time.remove(partition)
-        self._open.remove(partition)
+        self._state_rows.remove(partition)
         for store in stores:
             self._operator_time.remove(partition, store)
 

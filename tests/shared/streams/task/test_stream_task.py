@@ -546,19 +546,19 @@ def test_skipped_and_late_are_counted_by_reason_and_topic() -> None:
         "penstock_streams_late_records_total": ({"topic": "in"}, 1),
         "penstock_streams_stream_time_seconds": ({}, 0.1),
         "penstock_streams_operator_time_seconds": ({"store": "s"}, 0.1),
-        "penstock_streams_open_windows": ({}, 1),
+        "penstock_streams_state_rows": ({}, 1),
     }
     for name, (labels, expected) in values.items():
         assert registry.get_sample_value(name, {"partition": "0", **labels}) == expected, name
 
 
 def gauges(registry: CollectorRegistry) -> list[float | None]:
-    """The stream time of a task of `sessions`, the time of its store, and the number of its open windows."""
+    """The stream time of a task of `sessions`, the time of its store, and the number of rows in its store."""
     of = {"partition": "0"}
     return [
         registry.get_sample_value("penstock_streams_stream_time_seconds", of),
         registry.get_sample_value("penstock_streams_operator_time_seconds", {**of, "store": "s"}),
-        registry.get_sample_value("penstock_streams_open_windows", of),
+        registry.get_sample_value("penstock_streams_state_rows", of),
     ]
 
 
