@@ -47,7 +47,7 @@ class Timed(NamedTuple):
     cpu_s: float
     rewrite_rows: int
     rewrite_s: float
-    runs: list[CompactionReport]
+    reports: list[CompactionReport]
 
 
 class _Observed(CompactionJob):
@@ -90,8 +90,9 @@ class Compactions:
         """Write a change (see `ChangelogWriter`) and compact it."""
         entries = await writer.change(each)
         done = await self.compact(writer)
-        (run,) = done.runs
-        assert (run.entries, run.live_rows, run.deleted_rows, run.closed_rows) == (entries, 2 * each, each, each), run
+        (report,) = done.reports
+        written = report.entries, report.live_rows, report.deleted_rows, report.closed_rows
+        assert written == (entries, 2 * each, each, each), report
         return done
 
     async def median_restores(self, writers: Sequence[ChangelogWriter]) -> list[Restored]:
@@ -118,12 +119,14 @@ class Compactions:
 
     def _compact(self, application: str) -> Timed:
         settings = CompactSettings(application=application, lake=self.lake, kafka=self.kafka)
-        started, cpu_s, runs = time.monotonic(), own_tree_cpu_s(self.broker_pid), list[CompactionReport]()
-        while not runs or runs[-1].remaining_records:
+        started = time.monotonic()
+        cpu_s = own_tree_cpu_s(self.broker_pid)
+        reports = list[CompactionReport]()
+        while not reports or reports[-1].remaining_records:
             job = _Observed(self.spark, settings, lambda text: None)
-            runs.append(job.run())
+            reports.append(job.run())
         took = time.monotonic() - started, own_tree_cpu_s(self.broker_pid) - cpu_s
-        return Timed(*took, job.rewrite_rows, job.rewrite_s, runs)
+        return Timed(*took, job.rewrite_rows, job.rewrite_s, reports)
 
     async def _restore(self, writer: ChangelogWriter, partition: int, lake: str | None) -> tuple[int, RestoreReport]:
         """The number of live sessions after the restore, and its report."""

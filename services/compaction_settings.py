@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 from penstock.shared.common.settings import PositiveMs, Section
 from penstock.shared.streams.topology_loading import NAME_PATTERN
 
-RUN_RECORDS_MAX = 10_000_000  # takes two cores minutes and a few GB of Spark's scratch space
+CHANGELOG_RECORDS_MAX = 10_000_000  # takes two cores minutes and a few GB of Spark's scratch space
 OPTIMIZE_FILES_MAX = 20
 RETENTION_HOURS_MIN = 24
 """The shortest time for which versions of the lake's tables stay readable: longer than a job, restore or query."""
@@ -27,7 +27,7 @@ _TIME_ZONE = "spark.sql.session.timeZone"  # Spark's names are case-sensitive
 _UTC = ("UTC", "Etc/UTC", "Z", "+00:00")
 
 KafkaTimeoutMs = Annotated[PositiveMs, Field(description="how long Kafka may take to respond about topics and offsets")]
-RunRecordsMax = Annotated[int, Field(gt=0, description="most changelog records of one run of a compaction")]
+ChangelogRecordsMax = Annotated[int, Field(gt=0, description="most changelog records that one compaction reads")]
 DeleteCovered = Annotated[
     bool, Field(description="delete changelog records that the snapshot before the current one covers")
 ]
@@ -54,7 +54,7 @@ ClosedRetentionDays = Annotated[
     Field(description="delete closed windows that end so many days before the newest event; unset: never"),
 ]
 VacuumEvery = Annotated[
-    int, Field(ge=1, description="compactions between two runs of VACUUM; each run lists every file")
+    int, Field(ge=1, description="compactions between a VACUUM and the next one; each VACUUM lists every file")
 ]
 
 

@@ -80,8 +80,8 @@ def command(settings: AggregatorSettings) -> list[str]:
         "spark.driver-memory": compaction.spark.driver_memory,
         "spark.shuffle-partitions": compaction.spark.shuffle_partitions,
         "kafka-timeout-ms": compaction.kafka_timeout_ms,
-        "run-records-max": compaction.run_records_max,
-        "runs-max": 1,
+        "changelog-records-max": compaction.changelog_records_max,
+        "compactions-max": 1,
         "optimize-files-max": compaction.optimize_files_max,
         "retention-hours": compaction.retention_hours,
         "vacuum-every": compaction.vacuum_every,
@@ -113,7 +113,7 @@ def environment(settings: AggregatorSettings) -> dict[str, str]:
         | {name: value for name, value in options.items() if name.startswith("AWS_")}
         | connection
         | {
-            # A settings file may hold other settings, for `penstock compact` runs by hand.
+            # A settings file may hold other settings, for a `penstock compact` by hand.
             "PENSTOCK_CONFIG": os.devnull,
             "PENSTOCK_LAKE_OPTIONS": msgspec.json.encode(settings.streams.lake_options).decode(),
             "PENSTOCK_SPARK__CONF": msgspec.json.encode(settings.compaction.spark.conf).decode(),
@@ -145,12 +145,12 @@ class CompactionSupervisor:
         self._history: deque[CompactionState] = deque(maxlen=HISTORY_MAX)
         self.enabled = settings.compaction.enabled and settings.streams.lake is not None
         self._consecutive_failures = 0
-        self._run_records_max = settings.compaction.run_records_max
+        self._changelog_records_max = settings.compaction.changelog_records_max
         self._has_read = False
         self._last_success_ms: int | None = None
-        self._runs = counter(registry, "compaction_runs", "Compactions that ended.", "outcome")
+        self._compactions = counter(registry, "compactions", "Compactions that ended.", "outcome")
         for outcome in ("done", "lost", "failed"):  # so that rates exist before the first of each kind
-            self._runs.labels(outcome=outcome)
+            self._compactions.labels(outcome=outcome)
         gauge(registry, "compaction_enabled", "1 if this instance may start compactions, else 0.").set(self.enabled)
         self._failing = gauge(
             registry, "compaction_consecutive_failures", "Failed compactions since the last successful one."
@@ -205,7 +205,7 @@ class CompactionSupervisor:
         if not self.enabled:
             return "off", f"{self.why_off()}: the changelog grows without bound"
         if self._consecutive_failures:
-            detail = next((run["detail"] for run in self._history if run["status"] == "failed"), "")
+            detail = next((own["detail"] for own in self._history if own["status"] == "failed"), "")
             return "failing", detail
         if self._lag_watch is not None and not self._lag_watch.is_owned():
             return "elsewhere", NOT_THE_OWNER
@@ -252,9 +252,9 @@ class CompactionSupervisor:
         lake = () if self._lag_watch is None else self._lag_watch.compactions
         found = [
             *own,
-            *(_state_of_lake_compaction(one) for one in lake if not any(_belongs_to_run(run, one) for run in own)),
+            *(_state_of_lake_compaction(one) for one in lake if not any(_is_made_by_job(one, job) for job in own)),
         ]
-        return sorted(found, key=lambda run: -run["started_at_ms"])[:HISTORY_MAX]
+        return sorted(found, key=lambda state: -state["started_at_ms"])[:HISTORY_MAX]
 
     async def _run_job(self) -> None:
         started_ms = self._clock.now_ms()
@@ -269,7 +269,7 @@ class CompactionSupervisor:
         out = b""
         err = b""
         try:
-            wanted = self._job_command(self._settings_with_bounded_run())
+            wanted = self._job_command(self._settings_with_bounded_records())
             self._job = await ChildProcess.start(
                 wanted,
                 name="the compaction",
@@ -286,7 +286,7 @@ class CompactionSupervisor:
         except TimeoutError:
             await self._stop_job()
             if self._has_read:  # fewer records do not help if Spark did not start in time
-                self._run_records_max = max(1, self._run_records_max // 2)
+                self._changelog_records_max = max(1, self._changelog_records_max // 2)
             err = f"stopped after {self._settings.compaction.timeout_ms} ms".encode()
         except ConfigError as e:
             err = str(e).encode()
@@ -306,9 +306,9 @@ class CompactionSupervisor:
             if self._lag_watch is not None and not self._lag_watch.is_owned():
                 return OWNERSHIP_LOST
 
-    def _settings_with_bounded_run(self) -> AggregatorSettings:
+    def _settings_with_bounded_records(self) -> AggregatorSettings:
         """Return the settings with the limit of the records that the next job reads (rule 3 of the module)."""
-        bounds = {"run_records_max": self._run_records_max}
+        bounds = {"changelog_records_max": self._changelog_records_max}
         compaction = self._settings.compaction.model_copy(update=bounds)
         return self._settings.model_copy(update={"compaction": compaction})
 
@@ -343,7 +343,8 @@ class CompactionSupervisor:
     def _count_job_result(self, state: CompactionState, result: dict[str, Any]) -> None:
         """Record the result of a job that has committed to the lake, even if a later step of the job failed."""
         self._last_success_ms = self._clock.now_ms()
-        self._run_records_max = min(self._settings.compaction.run_records_max, 2 * self._run_records_max)
+        limit = self._settings.compaction.changelog_records_max
+        self._changelog_records_max = min(limit, 2 * self._changelog_records_max)
         state["rows"] = sum(result.get(name, 0) for name in WRITTEN)
         self._seconds.set(state["seconds"] or 0)
         self._rows.set(state["rows"] or 0)
@@ -352,7 +353,7 @@ class CompactionSupervisor:
     def _end_job(self, state: CompactionState, status: str, detail: str, outcome: str) -> None:
         state |= {"status": status, "detail": detail}
         self._consecutive_failures = self._consecutive_failures + 1 if outcome == "failed" else 0
-        self._runs.labels(outcome=outcome).inc()
+        self._compactions.labels(outcome=outcome).inc()
         self._failing.set(self._consecutive_failures)
 
     def _request_remaining_compaction(self) -> None:
@@ -378,15 +379,15 @@ class CompactionSupervisor:
             await job.terminate(STOP_TIMEOUT_MS)
 
 
-def _belongs_to_run(run: CompactionState, one: Compaction) -> bool:
-    """Return whether a compaction in the lake counts as one that this compaction job made: it began while the job ran.
+def _is_made_by_job(one: Compaction, job: CompactionState) -> bool:
+    """Return whether a compaction in the lake counts as one that this job made: it began while the job ran.
 
     A job that lost to another one made none. If a compaction's start is unknown, its end counts.
     """
-    if run["status"] == "lost":
+    if job["status"] == "lost":
         return False
-    started_ms = run["started_at_ms"]
-    seconds = run["seconds"]
+    started_ms = job["started_at_ms"]
+    seconds = job["seconds"]
     ended_ms = math.inf if seconds is None else started_ms + 1_000 * seconds
     return started_ms <= _compaction_started_ms(one) <= ended_ms
 

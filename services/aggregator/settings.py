@@ -9,15 +9,15 @@ from pydantic import Base64Bytes, Field, field_validator, model_validator
 
 from penstock.api.settings import GuardedSettings
 from penstock.services.compaction_settings import (
+    CHANGELOG_RECORDS_MAX,
     OPTIMIZE_FILES_MAX,
-    RUN_RECORDS_MAX,
     AfterCompaction,
+    ChangelogRecordsMax,
     ClosedRetentionDays,
     DeleteCovered,
     KafkaTimeoutMs,
     OptimizeFilesMax,
     RetentionHours,
-    RunRecordsMax,
     SparkSettings,
     VacuumEvery,
 )
@@ -49,10 +49,10 @@ class CompactionSettings(Section):
     timeout_ms: PositiveMs = Field(
         default=3_600_000, description="a job that runs longer is stopped and counts as failed"
     )
-    run_records_max: RunRecordsMax = Field(
-        default=RUN_RECORDS_MAX,
-        description="most changelog records of one compaction; the next one follows at once. Halved after a job that "
-        "its timeout stopped after it began to read, doubled again after each success",
+    changelog_records_max: ChangelogRecordsMax = Field(
+        default=CHANGELOG_RECORDS_MAX,
+        description="most changelog records that one compaction reads; the next one follows at once. Halved after a "
+        "job that its timeout stopped after it began to read, doubled again after each success",
     )
     kafka_timeout_ms: KafkaTimeoutMs = 60_000
     spark: SparkSettings = SparkSettings()

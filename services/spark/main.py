@@ -1,13 +1,15 @@
 """`penstock compact`, `penstock batch` and `penstock audit`.
 
-Progress goes to standard error, the result to standard output. `compact` and `batch` print one line for each run.
+Progress goes to standard error, the result to standard output. `compact` prints one line for each compaction, `batch`
+one line for each batch.
 
 Exit statuses of `compact`: 0 done (also if there was nothing new), 1 rejected or failed, 2 invalid settings, 3 another
-job committed a compaction at the same time. A run that printed its line is committed, whatever the status. If the
-status is not 0 nevertheless, a later step failed (deletion, table maintenance, the after hook) or a later run.
+job committed a compaction at the same time. A compaction that printed its line is committed, whatever the status. If
+the status is not 0 nevertheless, a later step failed (deletion, table maintenance, the after hook) or a later
+compaction.
 Exit statuses of `batch`: 0 done (also if SIGTERM ended it with `--every`), 1 rejected or failed, 2 invalid settings, 3
 fenced by a live instance that started during the batch. With `--every`, a failed later step (as above) does not end the
-command; the run's line lists it (`failed`).
+command; the batch's line lists it (`failed`).
 Exit statuses of `audit`: 0 no differences, 1 differences, 2 invalid settings, 3 the audit could not be carried out or
 there was no window to compare. The audit cannot be carried out either if processor nodes before the window make Spark's
 windows incomparable with the stream's; the message names these nodes.
@@ -40,9 +42,9 @@ AUDIT_FAILED = 3
 
 
 def compact_main(arguments: list[str]) -> int:
-    """Run `penstock compact`: consecutive compactions until no records are left, at most `runs_max` (0: no limit).
+    """Run `penstock compact`: consecutive compactions until no records are left.
 
-    Returns the exit status.
+    `compactions_max` limits their number (0: no limit). Returns the exit status.
     """
     try:
         settings = CompactSettings.load(arguments, program="penstock compact")
@@ -59,14 +61,14 @@ def compact_main(arguments: list[str]) -> int:
         started = time.monotonic()
         with spark_session(settings.spark, f"penstock compact {settings.application}", *settings.spark_uris) as spark:
             start_seconds = round(time.monotonic() - started, 3)
-            for run in itertools.count(1):
+            for number in itertools.count(1):
                 job = CompactionJob(spark, settings, _print_to_stderr)
                 committed = ""
                 summary = job.run()
                 print(json.dumps({**summary._asdict(), "spark_start_seconds": start_seconds}), flush=True)
                 committed = "the compaction is committed, but a later step failed: "
                 job.maintenance.failed.raise_first()
-                if not summary.remaining_records or run == settings.runs_max:
+                if not summary.remaining_records or number == settings.compactions_max:
                     break
                 _print_to_stderr(f"{summary.remaining_records} records are left")
     except CompactionConflict as e:

@@ -51,11 +51,11 @@ class Jobs:
     def _command(self, given: AggregatorSettings) -> list[str]:
         script = self._scripts[min(self.started, len(self._scripts) - 1)]
         self.started += 1
-        self.records_max.append(given.compaction.run_records_max)
+        self.records_max.append(given.compaction.changelog_records_max)
         return [sys.executable, "-c", script]
 
-    def runs(self, outcome: str) -> float:
-        return self.registry.get_sample_value("penstock_compaction_runs_total", {"outcome": outcome}) or 0.0
+    def ended(self, outcome: str) -> float:
+        return self.registry.get_sample_value("penstock_compactions_total", {"outcome": outcome}) or 0.0
 
     def statuses(self) -> list[tuple[str, str]]:
         return [(state["status"], state["detail"]) for state in self.supervisor.describe()]
@@ -95,7 +95,7 @@ async def test_a_job_that_succeeds() -> None:
         await asyncio.sleep(0.1)
         assert (jobs.started, supervisor.describe()) == (0, [])
         supervisor.request()
-        await until(lambda: jobs.runs("done") == 1)
+        await until(lambda: jobs.ended("done") == 1)
         (state,) = supervisor.describe()
         assert (state["status"], state["rows"]) == ("done", 8)
         assert state["seconds"] is not None
@@ -111,25 +111,25 @@ async def test_a_job_follows_one_that_left_records() -> None:
     jobs = Jobs(*left, DONE)
     async with supervised(jobs) as supervisor:
         supervisor.request()
-        await until(lambda: jobs.runs("done") == 3)
+        await until(lambda: jobs.ended("done") == 3)
         await asyncio.sleep(0.3)
-        assert (jobs.started, jobs.runs("failed")) == (3, 0)
+        assert (jobs.started, jobs.ended("failed")) == (3, 0)
 
 
 async def test_a_jobs_progress_is_shown(caplog: pytest.LogCaptureFixture) -> None:
     """The progress that a job prints is shown, logged and measured while it runs."""
     caplog.set_level("INFO")
-    message = "run 3: 9 entries", "WARNING: Using incubator modules", 'Setting default log level to "OFF".'
+    message = "compaction 3: 9 entries", "WARNING: Using incubator modules", 'Setting default log level to "OFF".'
     jobs = Jobs(f"import sys, time; print(*{message!r}, sep='\\n', file=sys.stderr, flush=True); time.sleep(600)")
     async with supervised(jobs) as supervisor:
         supervisor.request()
-        await until(lambda: any(run.get("progress") == "run 3: 9 entries" for run in supervisor.describe()))
+        await until(lambda: any(one.get("progress") == "compaction 3: 9 entries" for one in supervisor.describe()))
         await asyncio.sleep(0.1)  # by now the JVM's own messages have been read too
         (state,) = supervisor.describe()
-        assert (state["status"], state["rows"], state.get("progress")) == ("running", None, "run 3: 9 entries")
+        assert (state["status"], state["rows"], state.get("progress")) == ("running", None, "compaction 3: 9 entries")
         assert jobs.registry.get_sample_value("penstock_compaction_running") == 1
     assert jobs.registry.get_sample_value("penstock_compaction_running") == 0
-    assert "run 3: 9 entries" in caplog.text
+    assert "compaction 3: 9 entries" in caplog.text
 
 
 async def test_losing_to_another_job_is_no_failure() -> None:
@@ -137,7 +137,7 @@ async def test_losing_to_another_job_is_no_failure() -> None:
     jobs = Jobs(LOST, retry_backoff_ms=10)
     async with supervised(jobs) as supervisor:
         supervisor.request()
-        await until(lambda: jobs.runs("lost") == 1)
+        await until(lambda: jobs.ended("lost") == 1)
         await asyncio.sleep(0.3)
         assert (jobs.started, jobs.statuses()) == (1, [("lost", "another job was first")])
         assert supervisor.health().facts["last_success_at_ms"] is None
@@ -148,9 +148,9 @@ async def test_a_failed_job_is_retried() -> None:
     jobs = Jobs(FAILED, FAILED, DONE, retry_backoff_ms=10)
     async with supervised(jobs) as supervisor:
         supervisor.request()
-        await until(lambda: jobs.runs("done") == 1)
+        await until(lambda: jobs.ended("done") == 1)
         assert jobs.statuses() == [("done", ""), ("failed", "the lake is gone"), ("failed", "the lake is gone")]
-        assert jobs.runs("failed") == 2
+        assert jobs.ended("failed") == 2
         assert supervisor.health().facts["state"] == "waiting"
         await asyncio.sleep(0.2)
         assert jobs.started == 3
@@ -184,9 +184,9 @@ async def test_losing_partition_0_stops_the_job(tmp_path: Path) -> None:
         await until(lambda: pid.exists() and bool(pid.read_text()))
         job = int(pid.read_text())
         ours = False
-        await until(lambda: jobs.runs("lost") == 1)
+        await until(lambda: jobs.ended("lost") == 1)
         assert jobs.statuses() == [("stopped", "partition 0 went to another instance")]
-        assert jobs.runs("failed") == 0
+        assert jobs.ended("failed") == 0
         with pytest.raises(ProcessLookupError):
             os.kill(job, 0)
         ours = True
@@ -207,7 +207,7 @@ async def test_a_job_that_cannot_be_started() -> None:
     running = asyncio.create_task(supervisor.run())
     supervisor.request()
     labels = {"outcome": "done"}
-    await until(lambda: registry.get_sample_value("penstock_compaction_runs_total", labels) == 1)
+    await until(lambda: registry.get_sample_value("penstock_compactions_total", labels) == 1)
     running.cancel()
     newest, oldest = supervisor.describe()
     assert newest["status"] == "done"
@@ -236,16 +236,16 @@ async def test_a_job_over_its_timeout_is_stopped(tmp_path: Path, deaf: bool, mon
     monkeypatch.setattr("penstock.services.aggregator.compaction_supervisor.STOP_TIMEOUT_MS", 300)
     pid = tmp_path / "pid"
     hanging = HANGING.format(deaf=deaf, pid=str(pid))
-    jobs = Jobs(hanging, DONE, timeout_ms=2_000, retry_backoff_ms=2_000, run_records_max=100)
+    jobs = Jobs(hanging, DONE, timeout_ms=2_000, retry_backoff_ms=2_000, changelog_records_max=100)
     async with supervised(jobs) as supervisor:
         supervisor.request()
-        await until(lambda: jobs.runs("failed") == 1)
+        await until(lambda: jobs.ended("failed") == 1)
         assert jobs.statuses() == [("failed", "stopped after 2000 ms")]
         health = supervisor.health()
         assert (health.ok, health.detail, health.facts["state"]) == (True, "stopped after 2000 ms", "failing")
         assert jobs.registry.get_sample_value("penstock_compaction_consecutive_failures") == 1
         assert not is_alive(int(pid.read_text()))
-        await until(lambda: jobs.runs("done") == 1)
+        await until(lambda: jobs.ended("done") == 1)
         assert jobs.records_max == [100, 50]
 
 
@@ -255,11 +255,11 @@ async def test_records_max_recovers_after_a_success() -> None:
     """
     slow_start = "import time; time.sleep(600)"
     slow = f"import sys; print('reading 9 changelog records', file=sys.stderr, flush=True); {slow_start}"
-    jobs = Jobs(slow_start, slow, DONE, timeout_ms=2_000, retry_backoff_ms=10, run_records_max=100)
+    jobs = Jobs(slow_start, slow, DONE, timeout_ms=2_000, retry_backoff_ms=10, changelog_records_max=100)
     async with supervised(jobs) as supervisor:
         for done in (1, 2, 3):
             supervisor.request()
-            await until(lambda done=done: jobs.runs("done") == done)  # type: ignore[misc]
+            await until(lambda done=done: jobs.ended("done") == done)  # type: ignore[misc]
         assert jobs.records_max == [100, 100, 50, 100, 100]
 
 
@@ -268,10 +268,10 @@ async def test_a_result_before_a_failure_is_kept() -> None:
     jobs = Jobs(f"{DONE}; import sys; print('no DELETE', file=sys.stderr); sys.exit(1)", DONE, retry_backoff_ms=10)
     async with supervised(jobs) as supervisor:
         supervisor.request()
-        await until(lambda: jobs.runs("done") == 1)
+        await until(lambda: jobs.ended("done") == 1)
         (_, first) = supervisor.describe()
         assert (first["status"], first["detail"], first["rows"]) == ("failed", "no DELETE", 8)
-        assert jobs.runs("failed") == 1
+        assert jobs.ended("failed") == 1
 
 
 async def test_shutdown_stops_the_job(tmp_path: Path) -> None:
@@ -328,5 +328,5 @@ async def test_a_job_without_a_result_counts_as_done() -> None:
     jobs = Jobs('print("all good")')
     async with supervised(jobs) as supervisor:
         supervisor.request()
-        await until(lambda: jobs.runs("done") == 1)
+        await until(lambda: jobs.ended("done") == 1)
         assert supervisor.describe()[0]["rows"] == 0

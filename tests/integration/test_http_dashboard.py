@@ -44,7 +44,7 @@ class Streams:
     """Two live sessions, a rising count of late records, and compactions that run until the test ends them."""
 
     def __init__(self) -> None:
-        self.late, self.runs = 0, list[CompactionState]()
+        self.late, self.compactions = 0, list[CompactionState]()
 
     async def describe(self) -> StreamsState:
         self.late += 3
@@ -57,7 +57,7 @@ class Streams:
             state_rows=2,
             late_records=self.late,
         )
-        return {**STATE, "tasks": [task], "compactions": [*self.runs]}
+        return {**STATE, "tasks": [task], "compactions": [*self.compactions]}
 
     def stores(self) -> list[dict[str, Any]]:
         return [{"store": "sessions", "rows": {"0": 2}, "total": 2}]
@@ -72,13 +72,13 @@ class Streams:
         return {"windows": found, "continuation": None if key else "bob-next", "unseen": 0 if key else 7_000_000}
 
     def compact(self) -> str:
-        if any(run["status"] == "running" for run in self.runs):
+        if any(one["status"] == "running" for one in self.compactions):
             return "one is running"
-        self.runs.insert(0, CompactionState(started_at_ms=SYSTEM_CLOCK.now_ms(), status="running"))
+        self.compactions.insert(0, CompactionState(started_at_ms=SYSTEM_CLOCK.now_ms(), status="running"))
         return ""
 
     def finish(self) -> None:
-        self.runs[0] |= CompactionState(status="done", seconds=1.5, rows=42)
+        self.compactions[0] |= CompactionState(status="done", seconds=1.5, rows=42)
 
 
 class OtherServices:

@@ -214,7 +214,7 @@ class Scenario:
         if not await self._is_covered_by_snapshot():
             raise FatalError(f"the lake does not hold all that was committed; see {log_file}")
         outcome.audit_ok = status == 0
-        outcome.compactions = sum(run["status"] == "done" for run in self._compactions) + self._is_short
+        outcome.compactions = sum(one["status"] == "done" for one in self._compactions) + self._is_short
         outcome.lake = await asyncio.to_thread(window_queries.describe_tables, str(self._lake), plan.application)
         outcome.reasons = await read_dead_letter_reasons(self._kafka, plan.dead_letters, PARTITIONS, REASONS)
         outcome.notable = count_notable_sessions(self._notable)
@@ -234,8 +234,8 @@ class Scenario:
         state = await self._aggregator_service.get("/v1/streams")
         if state is not None:
             self._tasks = state["tasks"]
-            runs = state["compactions"]
-            known = {run["started_at_ms"]: run for run in [*self._compactions, *runs]}
+            newest = state["compactions"]
+            known = {one["started_at_ms"]: one for one in [*self._compactions, *newest]}
             self._compactions = [known[at] for at in sorted(known)]
 
     async def _watch_aggregator(self, replay: EventReplay) -> None:
@@ -253,8 +253,8 @@ class Scenario:
         figures.stream_time_ms = max((t.get("stream_time_ms", -1) for t in tasks), default=None)
         self._show_totals(tasks)
         figures.notable = count_notable_sessions(self._notable)
-        figures.compactions = sum(run["status"] == "done" for run in self._compactions)
-        figures.compacting = any(run["status"] == "running" for run in self._compactions[-1:])
+        figures.compactions = sum(one["status"] == "done" for one in self._compactions)
+        figures.compacting = any(one["status"] == "running" for one in self._compactions[-1:])
         self._display.update()
 
     def _show_totals(self, tasks: list[Task]) -> None:
@@ -285,10 +285,10 @@ class Scenario:
         return len(self._tasks) == PARTITIONS and all(task["state"] == "running" for task in self._tasks)
 
     def _has_compacted(self) -> bool:
-        for run in self._compactions:
-            if run["status"] == "failed":
-                raise FatalError(f"a compaction failed: {run['detail']}; see {self._aggregator_service.log_file}")
-        return any(run["status"] == "done" for run in self._compactions)
+        for one in self._compactions:
+            if one["status"] == "failed":
+                raise FatalError(f"a compaction failed: {one['detail']}; see {self._aggregator_service.log_file}")
+        return any(one["status"] == "done" for one in self._compactions)
 
     async def _has_a_snapshot(self) -> bool:
         """Whether a compaction has covered records. A compaction before the first record covers none."""

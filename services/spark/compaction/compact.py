@@ -186,7 +186,7 @@ class CompactionJob:
         }
         begins = {p: self._start_of_partition(p, rows.get(p, []), positions, offsets) for p in offsets.earliest}
         return CompactionPlan(
-            offsets, newest, tables, bounded_ranges(begins, newest, positions, offsets, settings.run_records_max)
+            offsets, newest, tables, bounded_ranges(begins, newest, positions, offsets, settings.changelog_records_max)
         )
 
     def _list_table_stores(self, kind: str) -> list[str]:
@@ -347,7 +347,7 @@ class CompactionJob:
         deleted = sum(one.deleted for one in written.values())
         live = rows[STATE] - deleted - len(written)
         entries = sum(one.entries for one in written.values())
-        run = {
+        state_metadata = {
             "job": self.job,
             "kind": compaction_history.COMPACTION,
             "started_at_ms": self._started_ms,
@@ -358,7 +358,7 @@ class CompactionJob:
         # 2. `state`. This commit makes the compaction valid: readers take from the other tables only rows that its
         #    progress rows cover.
         state = self._ensure_table(plan, STATE, state_schema(stores))
-        version = delta_writer.commit(state, files[STATE], (), run)
+        version = delta_writer.commit(state, files[STATE], (), state_metadata)
         after = before | {p: max(before[p], one.covered_offset) for p, one in written.items()}
         return CompactionReport(
             partitions=len(before),

@@ -7,14 +7,14 @@ from typing import Annotated
 from pydantic import Field
 
 from penstock.services.compaction_settings import (
+    CHANGELOG_RECORDS_MAX,
     OPTIMIZE_FILES_MAX,
-    RUN_RECORDS_MAX,
     AfterCompaction,
+    ChangelogRecordsMax,
     ClosedRetentionDays,
     DeleteCovered,
     OptimizeFilesMax,
     RetentionHours,
-    RunRecordsMax,
     VacuumEvery,
 )
 from penstock.services.spark.settings import JobSettings
@@ -23,7 +23,7 @@ from penstock.services.spark.settings import JobSettings
 class MaintenanceSettings(JobSettings):
     """Settings of a compaction and of the table maintenance after it."""
 
-    run_records_max: RunRecordsMax = RUN_RECORDS_MAX
+    changelog_records_max: ChangelogRecordsMax = CHANGELOG_RECORDS_MAX
     delete_covered: DeleteCovered = False
     optimize_files_max: OptimizeFilesMax = OPTIMIZE_FILES_MAX
     retention_hours: RetentionHours = None
@@ -35,6 +35,6 @@ class MaintenanceSettings(JobSettings):
 class CompactSettings(MaintenanceSettings):
     """`penstock compact`: compact the changelog into Delta tables."""
 
-    runs_max: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="stop after this many runs; 0: run until no records are left"
+    compactions_max: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="stop after this many compactions; 0: continue until no records are left"
     )

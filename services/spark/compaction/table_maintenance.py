@@ -197,8 +197,8 @@ def is_vacuum_due(history: Iterable[dict[str, Any]], every: int) -> bool:
 
     `history` has the commits of `state`, newest first.
 
-    >>> run, vacuum = {"operation": "WRITE", "kind": "compaction"}, {"operation": "VACUUM END"}
-    >>> is_vacuum_due([run, run], 2), is_vacuum_due([run, vacuum, run], 2)
+    >>> compaction, vacuum = {"operation": "WRITE", "kind": "compaction"}, {"operation": "VACUUM END"}
+    >>> is_vacuum_due([compaction, compaction], 2), is_vacuum_due([compaction, vacuum, compaction], 2)
     (True, False)
     """
     compactions = 0

@@ -1,9 +1,10 @@
 """Encodes the finished offsets above a committed offset as text for the commit's metadata.
 
 Records that are handled in parallel finish out of order. Kafka stores one offset for each partition, with a text of up
-to 4,096 bytes. The text begins with `p1r:` or `p1b:`; the rest is base64. Version 1 `r` has runs as varints: gap,
-length - 1, gap, length - 1 … Version 1 `b` has a bitmap with one bit for each offset. Both begin with the committed
-offset itself, so that the text cannot be applied to another offset. A range may contain offsets without a record.
+to 4,096 bytes. The text begins with `p1r:` or `p1b:`; the rest is base64. A run is a range of finished offsets. Version
+1 `r` has runs as varints: gap, length - 1, gap, length - 1 … Version 1 `b` has a bitmap with one bit for each offset.
+Both begin with the committed offset itself, so that the text cannot be applied to another offset. A run may contain
+offsets without a record.
 
 >>> text = encode_finished(100, [(103, 110), (120, 120)])
 >>> text

@@ -25,7 +25,9 @@ log = get_logger(__name__)
 
 
 class TaskInputs:
-    """Holds a task's fetched records, and passes them to the task in runs: records that it processes at once.
+    """Holds a task's fetched records, and passes them to the task in runs.
+
+    A run is a sequence of records of one partition that the task processes at once.
 
     See `partition_group` for `max_task_idle_ms`, and `is_full` for `buffered_records_max`. If `process` gets time
     shares, it logs a run that takes longer than `blocking_ms_max`.

@@ -222,7 +222,7 @@ def test_of_two_jobs_with_the_same_plan_one_goes_through(simulate: Any, topics: 
 def test_a_rewrite_that_another_job_overtakes(
     simulate: Any, topics: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rewrite that another job overtakes is left to the next run, and the tables are right."""
+    """A rewrite that another job overtakes is left to the next compaction, and the tables are right."""
     monkeypatch.setattr("penstock.services.spark.compaction.compact.REWRITE_ROWS_MIN", 0)
     simulation = simulate()
     simulation.feed(60, 1)
@@ -250,15 +250,15 @@ def test_a_backlog_is_compacted_in_bounded_compactions(simulate: Any, topics: An
     to the end of a long commit."""
     simulation = simulate(1)
     (task,) = simulation.tasks
-    simulation.feed(60, seed=6, commit_every=math.inf)  # one commit, of more entries than a run reads at first
+    simulation.feed(60, seed=6, commit_every=math.inf)  # one commit, of more entries than one compaction reads
     task.commit()
     longest = len(task.changelog)
     simulation.feed(80, seed=7)
     topics.write(simulation)
-    first = job(simulation, run_records_max=longest * 2 // 3).run()
+    first = job(simulation, changelog_records_max=longest * 2 // 3).run()
     assert first.remaining_records > 0
     assert longest <= first.to_offsets[0] < len(task.changelog)
-    second = job(simulation, run_records_max=first.remaining_records + 2).run()
+    second = job(simulation, changelog_records_max=first.remaining_records + 2).run()
     assert (second.from_offsets, second.remaining_records) == (first.to_offsets, 0)
     assert is_right(tmp_path, simulation)
 
@@ -469,11 +469,11 @@ async def test_bytes_start_the_job(simulate: Any, topics: Any, job: Any, tmp_pat
     running = [asyncio.create_task(each.run()) for each in (supervisor, watch)]
     try:
         deadline = time.monotonic() + 300
-        while not (runs := supervisor.describe()) or runs[-1]["status"] == "running":
+        while not (found := supervisor.describe()) or found[-1]["status"] == "running":
             assert time.monotonic() < deadline
             await asyncio.sleep(0.1)
         await asyncio.sleep(2)
-        assert [run["status"] for run in supervisor.describe()] == ["done"]
+        assert [one["status"] for one in supervisor.describe()] == ["done"]
         assert watch.last is not None
         assert watch.last.bytes is not None
         assert watch.last.bytes < 1_000

@@ -179,7 +179,7 @@ def test_a_table_catches_up_in_several_runs(tables_of: Callable[[], Lake]) -> No
         of.compact()
     of.put_back("backup", CLOSED)
     runs = 0
-    while of.compact(records=0, run_records_max=60, delete_covered=True).remaining_records:
+    while of.compact(records=0, changelog_records_max=60, delete_covered=True).remaining_records:
         runs += 1
         assert runs < 50, "it does not come to an end"
     assert runs > 2

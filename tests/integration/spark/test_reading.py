@@ -91,7 +91,7 @@ def tag(rnd: random.Random) -> Any:
 
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory: Any) -> tuple[Path, list[Stream]]:
-    """Streams, each a partition, in a lake of two runs and a third that crashed."""
+    """Streams, each a partition, in a lake of two compactions and a third that crashed."""
     found = [stream(seed, records=60) for seed in range(12)]
     root = tmp_path_factory.mktemp("lake")
     writer = LakeWriter(root / "app")

@@ -50,7 +50,7 @@ def test_the_job_understands_its_command_line() -> None:
         "--compaction.optimize-files-max=7",
         "--compaction.retention-hours=30",
         "--compaction.vacuum-every=5",
-        "--compaction.run-records-max=1234",
+        "--compaction.changelog-records-max=1234",
         "--compaction.kafka-timeout-ms=7000",
         "--compaction.closed-retention-days=90",
         "--compaction.after=my_steps:publish",
@@ -70,7 +70,7 @@ def test_the_job_understands_its_command_line() -> None:
     assert (job.optimize_files_max, job.retention_hours, job.vacuum_every) == (7, 30, 5)
     assert job.closed_retention_days == 90
     assert job.after == "my_steps:publish"
-    assert (job.run_records_max, job.runs_max, job.kafka_timeout_ms) == (1234, 1, 7_000)
+    assert (job.changelog_records_max, job.compactions_max, job.kafka_timeout_ms) == (1234, 1, 7_000)
     assert environment(given)["AWS_ENDPOINT_URL"] == "http://s3"
     assert "TIMEOUT" not in environment(given)
     assert job.lake_options == given.streams.lake_options
@@ -82,8 +82,9 @@ def test_the_job_ignores_settings_of_manual_compactions(tmp_path: Path, monkeypa
     """Settings in the file for a manual `penstock compact` do not apply to the job."""
     monkeypatch.chdir(tmp_path)
     by_hand = (
-        "delete_covered = true\nretention_hours = 24\nclosed_retention_days = 1\nvacuum_every = 9\nruns_max = 3\n"
-        "after = 'my_steps:publish'\n[lake_options]\ntimeout = '5s'\n[spark.conf]\n'spark.ui.enabled' = 'true'\n"
+        "delete_covered = true\nretention_hours = 24\nclosed_retention_days = 1\nvacuum_every = 9\n"
+        "compactions_max = 3\nafter = 'my_steps:publish'\n"
+        "[lake_options]\ntimeout = '5s'\n[spark.conf]\n'spark.ui.enabled' = 'true'\n"
     )
     (tmp_path / "penstock.toml").write_text(f"{by_hand}[streams]\nlake = 'lake'\n[compaction]\nvacuum_every = 2\n")
     given = AggregatorSettings.load(["--topology", "a:b", "--no-compaction.delete-covered"], environ={})
@@ -91,7 +92,7 @@ def test_the_job_ignores_settings_of_manual_compactions(tmp_path: Path, monkeypa
     job = CompactSettings.load(command(given)[4:], environ=environment(given))
     assert not job.delete_covered
     assert (job.retention_hours, job.closed_retention_days) == (None, None)
-    assert (job.vacuum_every, job.runs_max) == (2, 1)
+    assert (job.vacuum_every, job.compactions_max) == (2, 1)
     assert (job.after, job.lake_options, job.spark.conf) == (None, {}, {})
 
 
@@ -250,7 +251,7 @@ def test_the_history_before_a_restart_comes_from_the_lake() -> None:
     assert supervisor.describe() == []
     before = (of_lake(now_ms - minute, 2), of_lake(now_ms - 2 * minute, 1))
     watch.note(CompactionLag(0, now_ms, None, before))
-    assert [(run["started_at_ms"], run["rows"], run["status"]) for run in supervisor.describe()] == [
+    assert [(one["started_at_ms"], one["rows"], one["status"]) for one in supervisor.describe()] == [
         (now_ms - minute, 2, "done"),
         (now_ms - 2 * minute, 1, "done"),
     ]
@@ -258,7 +259,7 @@ def test_the_history_before_a_restart_comes_from_the_lake() -> None:
     lost = CompactionState(started_at_ms=now_ms + minute, seconds=3.0, status="lost", rows=None, detail="")
     supervisor._history.extendleft([own, lost])
     watch.note(CompactionLag(0, now_ms, None, (of_lake(now_ms + minute + 5, 4), of_lake(now_ms + 900, 3), *before)))
-    assert [run["rows"] for run in supervisor.describe()] == [4, None, 3, 2, 1]
+    assert [one["rows"] for one in supervisor.describe()] == [4, None, 3, 2, 1]
     watch.note(None)  # The lake does not answer temporarily.
     assert len(supervisor.describe()) == 5
 

@@ -268,6 +268,6 @@ def test_the_tables_have_what_the_widest_partition_has() -> None:
 )
 def test_partitions_of_different_topologies_are_rejected(other: tuple[StoreSchema, ...], message: str) -> None:
     """They are rejected whichever of them this compaction reads."""
-    for newest, run in (({0: known(WIDER)}, [moved(1, *other)]), ({1: known(*other)}, [moved(0, WIDER)])):
+    for newest, written in (({0: known(WIDER)}, [moved(1, *other)]), ({1: known(*other)}, [moved(0, WIDER)])):
         with pytest.raises(SchemaMismatch, match=message):
-            widest_stores(newest, run)
+            widest_stores(newest, written)

@@ -278,7 +278,7 @@ def test_a_progress_row_has_the_positions_of_the_tables() -> None:
     (row,) = [r for r in row_sets(compacted(entries).rows(options()))["state"] if r["row"] == "progress"]
     assert (row["changelog_offset"], row["epoch"], row["topic_id"]) == (5, 1, TOPIC_ID)
     assert json.loads(row["appended"]) == {"closed/s": 3}
-    assert (row["rewritten_rows"], row["added_rows"], row["added_files"]) == (3, 0, 0)  # a first run needs no rewrite
+    assert (row["rewritten_rows"], row["added_rows"], row["added_files"]) == (3, 0, 0)  # the first needs no rewrite
     more = [live(b"d", 1, 2, 1, 1), progress(1, 2)]
     second = compacted(more, range_of(7, 5, row, s=3))
     (after,) = [r for r in row_sets(second.rows(options()))["state"] if r["row"] == "progress"]
@@ -318,7 +318,7 @@ def test_commits_in_which_nothing_happened_write_nothing() -> None:
     moved = compacted([progress(1, 2, wall_ms=9)], range_of(4, 3, row))
     assert list(moved.rows(options())) == ["state"]
     taken = compacted([takeover(2), progress(1, 1, epoch=2)], range_of(5, 3, row))
-    assert progress_of(taken)["epoch"] == 2  # otherwise the next run would accept an old owner's entries
+    assert progress_of(taken)["epoch"] == 2  # otherwise the next compaction would accept an old owner's entries
 
 
 def test_an_idle_tail_is_covered_once_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +401,7 @@ async def test_a_range_is_read_on_until_a_commit_has_ended() -> None:
         assert {row["key"] for row in windows_of(within)} == {b"a", b"b"}
         whole = await read(kafka, 4, 8)
         assert whole.covered_offset == 4
-        cut = await read(kafka, 2, 2)  # nothing more was there when the run began
+        cut = await read(kafka, 2, 2)  # nothing more was there when the compaction began
         assert (cut.covered_offset, cut.commit) == (0, None)
 
 
