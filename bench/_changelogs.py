@@ -1,8 +1,8 @@
 """Changelogs for the benchmark of compaction, written in the engine's format without an engine.
 
-Live sessions each have their own key and follow each other by `STEP_MS`. Before them there are closed sessions of keys
-that do not occur again, over `CLOSED_DAYS` days. A change closes a given number of the oldest live sessions (a final,
-which removes the live row) and opens as many new ones, so the number of live sessions stays the same. It also changes
+Open sessions each have their own key and follow each other by `STEP_MS`. Before them there are closed sessions of keys
+that do not occur again, over `CLOSED_DAYS` days. A change closes a given number of the oldest open sessions (a final,
+which removes the live row) and opens as many new ones, so the number of open sessions stays the same. It also changes
 some of the others, spread evenly over them. With several partitions, keys choose theirs as in a producer, and all
 partitions commit together.
 """
@@ -70,7 +70,7 @@ OBJECTS = Kind(
 
 
 class ChangelogWriter:
-    """Writes one application's changelog, commit by commit. `live` has the numbers of the live sessions."""
+    """Writes one application's changelog, commit by commit. `live` has the numbers of the open sessions."""
 
     def __init__(self, kafka: KafkaSettings, application: str, kind: Kind, partitions: int = 1) -> None:
         self.kafka = kafka
@@ -109,7 +109,7 @@ class ChangelogWriter:
         return await self._write(self._change(each, changed))
 
     def live_by_partition(self) -> list[int]:
-        """The number of live sessions in each partition."""
+        """The number of open sessions in each partition."""
         found = Counter(self.partition_of(b"live-%d" % i) for i in self.live)
         return [found[partition] for partition in range(self.partitions)]
 

@@ -103,7 +103,7 @@ class Compactions:
     async def restore(self, writer: ChangelogWriter, lake: str | None) -> Restored:
         """Restore all partitions, from the snapshot in `lake` or from the whole changelog.
 
-        The number of live sessions after it is checked.
+        The number of open sessions after it is checked.
         """
         started = time.monotonic()
         restores = [self._restore(writer, partition, lake) for partition in range(writer.partitions)]
@@ -129,7 +129,7 @@ class Compactions:
         return Timed(*took, job.rewrite_rows, job.rewrite_s, reports)
 
     async def _restore(self, writer: ChangelogWriter, partition: int, lake: str | None) -> tuple[int, RestoreReport]:
-        """The number of live sessions after the restore, and its report."""
+        """The number of open sessions after the restore, and its report."""
         settings = StreamsSettings(application_id=writer.application, lake=lake)
         changelog = ChangelogPartition(self.kafka, settings, partition, "bench")
         topology = writer.kind.topology()

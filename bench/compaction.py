@@ -2,7 +2,7 @@
 
 Changelogs are written in the engine's own format. The parts:
 
-- `first`: `--sessions` live sessions and a twentieth as many closed ones are compacted for the first time, cold (the
+- `first`: `--sessions` open sessions and a twentieth as many closed ones are compacted for the first time, cold (the
   first job of the session) and warm. Then an empty change and ten changes are compacted. CPU is that of the driver, its
   JVM and its Python workers together.
 - `delta`: a change of three times `--delta` entries to 1.6 times `--sessions` live ones, without and with a rewrite.
@@ -36,7 +36,7 @@ from penstock.shared.common.settings import KafkaSettings
 PARTS = ("first", "delta", "history", "partitions")
 FACTORS = (1, 4, 16)
 PARTITIONS = (1, 64)
-LIVE_FACTOR = 1.6  # a delta changes this many times --sessions live sessions
+LIVE_FACTOR = 1.6  # a delta changes this many times --sessions open sessions
 TARGETS: dict[str, tuple[float, str]] = {
     "cold first compaction, entries/s": (120_000, "least"),
     "warm first compaction, entries/s": (200_000, "least"),
@@ -154,7 +154,7 @@ async def run(sessions: int, delta: int, only: Collection[str] = PARTS) -> dict[
 def main() -> int:
     """Measure and print. The status is 1 if a target was missed."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--sessions", type=int, default=20_000, help="live sessions (for figures: 1000000)")
+    options.add_argument("--sessions", type=int, default=20_000, help="open sessions (for figures: 1000000)")
     options.add_argument(
         "--delta", type=int, default=1_000, help="sessions to close, change and open (for figures: 66000)"
     )

@@ -6,7 +6,7 @@ consume` takes 10,000 messages at a time and leaves their values unread. `fetch`
 stream worker with a session count (gap 30 min, grace 5 min). It writes closed sessions to a topic and its state to its
 changelog, with a commit every 200 ms. `count` leaves values as bytes; `mean` also computes the mean of a field decoded
 from the JSON. Time runs from the first restored task to the commit of all records. CPU is the process' own. The output
-is checked: every record is in a closed session, in a live one, or late.
+is checked: every record is in a closed session, in an open one, or late.
 
 Kafka Streams counts the same sessions on the first records of each topic (`_kafka_streams`), in one round, after as
 many for warm-up. Its time runs from the first measured record to the last. Bytewax and Quix Streams run too if an
@@ -14,7 +14,7 @@ environment has them (`_peers`). A missing peer is reported. With `--workers 2` 
 aggregator` share a topic of their own, and their CPU a record is compared with that of one worker
 (`_sessions_workers`).
 
-Two more figures: the memory of a live session with count and mean, among a million of them; and the latency from a
+Two more figures: the memory of an open session with count and mean, among a million of them; and the latency from a
 record's due time to its readable result, at 10,000 records a second (`_sessions_latency`). The exit status is 1 if a
 figure misses its target, or if that rate was not held. With `--profile` each of Penstock's contestants runs once under
 the profiler instead.
@@ -217,7 +217,7 @@ async def windowed(
     if windows != figures["windows_closed"]:
         raise SystemExit(f"{windows} windows were written, of {figures['windows_closed']:.0f} that closed")
     if kind in PER_RECORD and closed + live + sum(missed) != count * PER_RECORD[kind]:
-        raise SystemExit(f"{closed} counted in closed windows, {live} in live ones, {sum(missed)} late: not {count}")
+        raise SystemExit(f"{closed} counted in closed windows, {live} in open ones, {sum(missed)} late: not {count}")
     return figures
 
 
@@ -280,7 +280,7 @@ def shares(seconds: dict[str, float], count: int, lines_max: int) -> list[str]:
 
 
 def bytes_per_session(count: int) -> float:
-    """Memory of a live session with count and mean, for `count` sessions: all that a task keeps after commits."""
+    """Memory of an open session with count and mean, for `count` sessions: all that a task keeps after commits."""
     compile_kernels()
     task = StreamTask(topology("clicks", "sessions", SESSION, mean=True), 0, application="bench")
     task.initialize(FIRST_MS)
@@ -456,7 +456,7 @@ def main() -> int:
     figures, latencies = asyncio.run(run(given.records, given.rounds, SESSION, laws, beside))
     size = bytes_per_session(SESSIONS)
     missed = size > SESSION_BYTES_MAX
-    print(f"a live session of {SESSIONS:,}: {size:.0f} bytes (target: at most {SESSION_BYTES_MAX})")
+    print(f"an open session of {SESSIONS:,}: {size:.0f} bytes (target: at most {SESSION_BYTES_MAX})")
     for guarantee, of in latencies.items():
         missed |= not latency_holds(guarantee, of)
         rate, p50, p99 = f"{of['offered_per_second']:,.0f}", of["p50_ms"], of["p99_ms"]

@@ -1,4 +1,4 @@
-"""State larger than memory: the memory of a process with many live sessions, with stores in memory and in RocksDB.
+"""State larger than memory: the memory of a process with many open sessions, with stores in memory and in RocksDB.
 
 Each contestant runs in its own process. It runs one task, as a stream worker does, without a broker: a session count
 and a mean, one record for each key, and a commit every 10,000 records. Then one key in ten, at random, gets a second
@@ -203,7 +203,7 @@ def report(sessions: int, figures: dict[str, dict[str, Any]], *, as_json: bool) 
     if as_json:
         print(json.dumps(figures))
     else:
-        print(f"{sessions:,} live sessions with count and mean")
+        print(f"{sessions:,} open sessions with count and mean")
         for store, of in figures.items():
             if "failed" in of:
                 print(f"{store:10} {of['failed']}")

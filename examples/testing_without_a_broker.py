@@ -25,7 +25,7 @@ async def take_order(producer: Producer, customer: str, order: bytes) -> int:
 
 
 def settings(cluster: FakeCluster) -> KafkaSettings:
-    """The cluster's address. Requests time out soon, so that a test of lost answers does not take half a minute."""
+    """The cluster's address. Requests time out soon, so that a test of lost responses does not take half a minute."""
     return KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=500, retry_backoff_ms=20)
 
 

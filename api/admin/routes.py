@@ -1,6 +1,6 @@
 """Administration over HTTP: the cluster, topics, groups and their offsets.
 
-Every route is a thin layer over `penstock.shared.clients.admin`. The table in `problem` maps errors to answers.
+Every route is a thin layer over `penstock.shared.clients.admin`. The table in `problem` maps errors to responses.
 Offsets change only while a group has no members. Otherwise the response is 409 and names the members.
 """
 

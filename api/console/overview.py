@@ -496,7 +496,7 @@ def _sum_of_tasks(tasks: Sequence[Mapping[str, Any]], key: str) -> int | None:
 def restore_estimate_s(tasks: Sequence[Mapping[str, Any]], services: Sequence[ServiceSample]) -> float | None:
     """Return the estimated seconds that a restore of all `tasks` would take now, from the restores that they report.
 
-    A restore reads the live windows in the snapshot, and the changelog records after it. Returns None if no task has
+    A restore reads the live rows in the snapshot, and the changelog records after it. Returns None if no task has
     been restored, or if no service reports the number of these records.
     """
     restores = [

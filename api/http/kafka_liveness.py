@@ -2,10 +2,10 @@
 
 `KafkaProbe` is the check of services that serve HTTP in front of Kafka: it sends a request at intervals.
 
-`KafkaLiveness` is the check of group members. A member normally receives answers to fetches several times a second, and
-answers to heartbeats every few seconds. During a rebalance a minute may pass without a response. So if no response has
-arrived for a share of the limit, the check sends a request of its own. If no response arrives within the limit, the
-brokers hang or cannot be reached.
+`KafkaLiveness` is the check of group members. A member normally receives responses to fetches several times a second,
+and responses to heartbeats every few seconds. During a rebalance a minute may pass without a response. So if no
+response has arrived for a share of the limit, the check sends a request of its own. If no response arrives within the
+limit, the brokers hang or cannot be reached.
 """
 
 from __future__ import annotations

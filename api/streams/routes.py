@@ -1,7 +1,7 @@
 """`/v1/streams` and `/v1/compactions`: the state of an aggregator's tasks, and the content of their stores.
 
 The service that runs the tasks passes a `StreamsView` of its own tasks. If the application may have several instances,
-the service also passes an `InstancesView`. Answers then cover all instances. In answers about tasks, stores and
+the service also passes an `InstancesView`. Responses then cover all instances. In responses about tasks, stores and
 windows, `missing` lists the partitions that the response lacks, each with the reason: no instance has it, it is being
 restored, or its instance does not answer. With `?local=true` a response covers only the requested instance. To respond
 for all, an instance sends the others requests with `?local=true`. This module does not import
@@ -41,7 +41,7 @@ Local = Annotated[bool, Query(description="answer only for this instance")]
 
 
 def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView | None = None) -> APIRouter:
-    """Return the routes of streams and those of `more`. Without `instances`, answers cover only this instance."""
+    """Return the routes of streams and those of `more`. Without `instances`, responses cover only this instance."""
     router = APIRouter(tags=["streams"])
 
     async def describe_streams(local: bool) -> StreamsState:
@@ -93,10 +93,10 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
 
     @router.get(
         "/v1/streams/windows",
-        summary="Live windows, latest end first; searched by key",
+        summary="Open windows, latest end first; searched by key",
         responses={200: {"model": WindowsResponse}},
     )
-    async def search_live_windows(
+    async def search_open_windows(
         store: of.Store | None = None,
         key: Annotated[str, Query(examples=["UA"], description="a part of the key, JSON, or a number")] = "",
         limit: Annotated[int, Query(ge=1, le=WINDOWS_MAX)] = 100,

@@ -39,7 +39,7 @@ class TaskState(TypedDict, total=False):
     operator_times_ms: Annotated[dict[str, int], Field(examples=[{"sessions": 1357016700000}])] | None
     """By store: the highest event time of a record with a key that its operator processed. Windows close by it."""
     state_rows: of.Count | None
-    """Rows in the stores: open windows, kept closed sliding windows, rows of tables, aggregations and joins."""
+    """The live rows: open windows, kept closed sliding windows, rows of tables, aggregations and joins."""
     records: of.Count
     """Records that the task processed."""
     closed_windows: of.Count | None
@@ -104,7 +104,7 @@ class CompactionState(TypedDict, total=False):
     status: Annotated[str, Field(examples=["done"])]
     """running; done; failed; lost: another job committed first; stopped: partition 0 moved to another instance."""
     rows: of.Count | None
-    """Rows that the compaction wrote: live windows merged and deleted, closed ones appended."""
+    """Rows that the compaction appended: changed and deleted live rows, closed windows and late records."""
     progress: of.Text
     """The last progress that the compaction reported."""
     detail: of.Text
@@ -137,7 +137,7 @@ class MissingPartition(TypedDict):
 
 
 class WindowRow(TypedDict):
-    """One live window or session of a store; `states` are the states of its aggregations, as JSON values."""
+    """One open window of a store; `states` are the states of its aggregations, as JSON values."""
 
     store: of.Store
     partition: of.Partition
@@ -147,8 +147,8 @@ class WindowRow(TypedDict):
     states: Annotated[list[Any], Field(examples=[[3]])]
 
 
-class LiveWindows(TypedDict):
-    """Live windows, latest end first.
+class OpenWindows(TypedDict):
+    """Open windows, latest end first.
 
     `continuation` is None on the last page. `unseen` is the number of rows of large stores that were not read.
     """
@@ -158,8 +158,8 @@ class LiveWindows(TypedDict):
     unseen: of.Count
 
 
-class WindowsResponse(LiveWindows):
-    """A response with live windows. `is_cut` is true if more windows follow."""
+class WindowsResponse(OpenWindows):
+    """A response with open windows. `is_cut` is true if more windows follow."""
 
     is_cut: bool
     missing: NotRequired[list[MissingPartition]]
@@ -181,7 +181,7 @@ class TasksResponse(TypedDict):
 
 
 class StoreRow(TypedDict):
-    """A store's live rows, in each partition and in total."""
+    """The numbers of a store's live rows, in each partition and in total."""
 
     store: of.Store
     rows: Annotated[dict[str, int], Field(examples=[{"0": 3}])]
@@ -219,8 +219,8 @@ class StreamsView(Protocol):
         """Return each store with its live rows in each partition of this instance."""
         ...
 
-    def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
-        """Return live windows, only those that match `key` unless it is empty.
+    def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> OpenWindows:
+        """Return open windows, only those that match `key` unless it is empty.
 
         Raises WrongContinuation for an invalid continuation.
         """
@@ -246,7 +246,7 @@ class InstancesView(Protocol):
         ...
 
     async def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> dict[str, Any]:
-        """Return live windows of all instances, for the route `/v1/streams/windows`.
+        """Return open windows of all instances, for the route `/v1/streams/windows`.
 
         Raises WrongContinuation for an invalid continuation.
         """

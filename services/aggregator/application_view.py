@@ -35,13 +35,13 @@ from penstock.api.streams.task_views import (
     StreamsView,
     TaskState,
 )
-from penstock.services.aggregator.continuations import live_pages, row_pages
+from penstock.services.aggregator.continuations import open_window_pages, row_pages
 from penstock.services.aggregator.settings import QueriesSettings
 from penstock.shared.common.continuation_codec import ContinuationCodec
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.metrics import counter
-from penstock.shared.common.row_positions import LivePosition, RowOrder, RowPosition, live_order, row_order
+from penstock.shared.common.row_positions import OpenPosition, RowOrder, RowPosition, open_order, row_order
 from penstock.shared.streams.runtime.instances import Instances, PartitionOwners, Registration, partition_owners
 
 OrderT = TypeVar("OrderT", bound=tuple[Any, ...])
@@ -165,9 +165,9 @@ class ApplicationView:
         return {"stores": merge_stores(found), "missing": missing_rows(missing)}
 
     async def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> dict[str, Any]:
-        """Return live windows of all instances."""
+        """Return open windows of all instances."""
         parts = self._partition_owners()
-        pages = live_pages(self._own.application, store, key)
+        pages = open_window_pages(self._own.application, store, key)
         own = self._own.windows(store, key, limit, continuation)
         wanted = {"store": store, "key": key, "limit": limit, "continuation": continuation}
         responses, missing = await self._query_other_instances(parts, "/v1/streams/windows", wanted)
@@ -333,16 +333,19 @@ def merge_stores(parts: Iterable[InstanceResponse]) -> list[dict[str, Any]]:
 
 
 def merge_windows(
-    parts: Sequence[InstanceResponse], limit: int, pages: ContinuationCodec[LivePosition]
+    parts: Sequence[InstanceResponse], limit: int, pages: ContinuationCodec[OpenPosition]
 ) -> dict[str, Any]:
-    """Merge the instances' live windows into the application's, latest end first."""
+    """Merge the instances' open windows into the application's, latest end first."""
     rows = [
-        (live_order(LivePosition(row["end_ms"], row["store"], row["partition"], row["key"], row["start_ms"])), row)
+        (
+            open_order(OpenPosition(row["end_ms"], row["store"], row["partition"], row["key"], row["start_ms"])),
+            row,
+        )
         for partitions, response in parts
         for row in response["windows"]
         if row["partition"] in partitions
     ]
-    ends = [live_order(position) for _, response in parts if (position := pages.decode(response["continuation"]))]
+    ends = [open_order(position) for _, response in parts if (position := pages.decode(response["continuation"]))]
     found, last = _first_merged_rows(rows, limit, ends)
     position = None if last is None else last.position()
     unseen = sum(response["unseen"] for _, response in parts)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.shared.common.continuation_codec import ContinuationCodec
-from penstock.shared.common.row_positions import LivePosition, RowPosition, WindowPosition
+from penstock.shared.common.row_positions import OpenPosition, RowPosition, WindowPosition
 from penstock.shared.streams.runtime.queries import StoreResponse
 
 NARROWING = ("key", "key_from", "key_to", "from_ms", "to_ms")
@@ -27,9 +27,9 @@ def window_pages(
     return ContinuationCodec(WindowPosition, application, store, status, *(params[name] for name in NARROWING))
 
 
-def live_pages(application: str, store: str | None, key: str) -> ContinuationCodec[LivePosition]:
-    """Return the continuations for live windows, latest end first."""
-    return ContinuationCodec(LivePosition, application, store, key)
+def open_window_pages(application: str, store: str | None, key: str) -> ContinuationCodec[OpenPosition]:
+    """Return the continuations for open windows, latest end first."""
+    return ContinuationCodec(OpenPosition, application, store, key)
 
 
 def page_with_continuation(response: StoreResponse, pages: ContinuationCodec[RowPosition]) -> dict[str, Any]:

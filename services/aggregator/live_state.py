@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from penstock.api.streams.task_views import WindowRow
 from penstock.services.aggregator.key_filter import KeyFilter, key_text
-from penstock.shared.common.row_positions import LivePosition, live_order
+from penstock.shared.common.row_positions import OpenPosition, open_order
 from penstock.shared.streams.changelog.store_schema import WINDOWED
 from penstock.shared.streams.runtime.worker_tasks import OwnedTask
 from penstock.shared.streams.state_store import StateStoreRow, is_open
@@ -31,28 +31,28 @@ def describe_live_stores(tasks: Mapping[int, OwnedTask]) -> list[dict[str, Any]]
     return [{"store": name, "rows": own, "total": sum(own.values())} for name, own in sorted(rows.items())]
 
 
-class LiveRows(NamedTuple):
+class FoundOpenWindows(NamedTuple):
     """Windows, the last window's position if there are more, and the number of rows that were not scanned."""
 
     windows: list[WindowRow]
-    last: LivePosition | None
+    last: OpenPosition | None
     unseen: int
 
 
-def live_windows(
+def open_windows(
     tasks: Mapping[int, OwnedTask],
     store: str | None,
     key_filter: KeyFilter,
     limit: int,
-    after: LivePosition | None = None,
-) -> LiveRows:
+    after: OpenPosition | None = None,
+) -> FoundOpenWindows:
     """Return at most `limit` open windows whose keys match, latest end first, after the position `after`. If `store` is
     None, all stores are searched.
 
     Scans at most ROWS_LOOKED_AT_MAX rows of a store in each partition, and also looks up the keys of `KeyFilter.exact`.
     `unseen` counts the rows that were not scanned, even if a look-up returned them.
     """
-    found: dict[LivePosition, StateStoreRow] = {}
+    found: dict[OpenPosition, StateStoreRow] = {}
     unseen = 0
     for partition, owned in tasks.items():
         if owned.task is None:
@@ -70,35 +70,37 @@ def live_windows(
             if len(first) == ROWS_LOOKED_AT_MAX:
                 unseen += max(0, len(kept) - len(first))
             matching = chain(exact, (row for row in first if key_filter.has(row.key)))
-            positioned = {_live_position(name, partition, row): row for row in matching if is_open(row)}
-            wanted = (position for position in positioned if after is None or live_order(position) > live_order(after))
-            found |= {position: positioned[position] for position in heapq.nsmallest(limit + 1, wanted, key=live_order)}
-    positions = heapq.nsmallest(limit + 1, found, key=live_order)
+            positioned = {_open_position(name, partition, row): row for row in matching if is_open(row)}
+            wanted = (position for position in positioned if after is None or open_order(position) > open_order(after))
+            found |= {position: positioned[position] for position in heapq.nsmallest(limit + 1, wanted, key=open_order)}
+    positions = heapq.nsmallest(limit + 1, found, key=open_order)
     last = positions[limit - 1] if len(positions) > limit else None
-    return LiveRows([_live_window_as_json(position, found[position]) for position in positions[:limit]], last, unseen)
+    return FoundOpenWindows(
+        [_open_window_as_json(position, found[position]) for position in positions[:limit]], last, unseen
+    )
 
 
-def _live_position(store: str, partition: int, row: StateStoreRow) -> LivePosition:
-    return LivePosition(row.end, store, partition, key_text(row.key), row.start)
+def _open_position(store: str, partition: int, row: StateStoreRow) -> OpenPosition:
+    return OpenPosition(row.end, store, partition, key_text(row.key), row.start)
 
 
-def _live_window_as_json(position: LivePosition, row: StateStoreRow) -> WindowRow:
+def _open_window_as_json(position: OpenPosition, row: StateStoreRow) -> WindowRow:
     return WindowRow(
         store=position.store,
         partition=position.partition,
         key=position.key,
         start_ms=row.start,
         end_ms=row.end,
-        states=[live_state_as_json(state) for state in row.states],
+        states=[state_as_json(state) for state in row.states],
     )
 
 
-def live_state_as_json(state: Any) -> Any:
-    """Return the state of a live window as JSON values.
+def state_as_json(state: Any) -> Any:
+    """Return the state of an open window as JSON values.
 
     Bytes become text. Any other value without JSON form becomes its type's name.
 
-    >>> live_state_as_json([1, b"a", None]), live_state_as_json(object())
+    >>> state_as_json([1, b"a", None]), state_as_json(object())
     ([1, 'a', None], '<object>')
     """
     if state is None or isinstance(state, str | int | float | bool):
@@ -106,7 +108,7 @@ def live_state_as_json(state: Any) -> Any:
     if isinstance(state, bytes):
         return state.decode(errors="backslashreplace")
     if isinstance(state, list | tuple):
-        return [live_state_as_json(each) for each in state]
+        return [state_as_json(each) for each in state]
     if isinstance(state, dict):
-        return {str(name): live_state_as_json(each) for name, each in state.items()}
+        return {str(name): state_as_json(each) for name, each in state.items()}
     return f"<{type(state).__name__}>"

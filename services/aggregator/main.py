@@ -18,7 +18,7 @@ from penstock.api.http.server import HttpServer
 from penstock.api.streams.key_params import StoreQueryParams
 from penstock.api.streams.routes import streams_router
 from penstock.api.streams.stores import FoundWindows, Status, stores_router
-from penstock.api.streams.task_views import LiveWindows, StreamsState
+from penstock.api.streams.task_views import OpenWindows, StreamsState
 from penstock.services import service_lifecycle
 from penstock.services.aggregator.application_view import (
     COMPACTION_PARTITION,
@@ -28,9 +28,9 @@ from penstock.services.aggregator.application_view import (
 )
 from penstock.services.aggregator.compaction_lag import CompactionLagWatch
 from penstock.services.aggregator.compaction_supervisor import SCHEDULE_NAME, CompactionSupervisor
-from penstock.services.aggregator.continuations import live_pages, page_with_continuation, row_pages
+from penstock.services.aggregator.continuations import open_window_pages, page_with_continuation, row_pages
 from penstock.services.aggregator.key_filter import KeyFilter
-from penstock.services.aggregator.live_state import describe_live_stores, live_windows
+from penstock.services.aggregator.live_state import describe_live_stores, open_windows
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.window_search import WindowSearch
 from penstock.services.aggregator.workers import WorkerSupervisor
@@ -207,10 +207,10 @@ class Aggregator:
         """Return the response of `GET /v1/streams/stores`."""
         return describe_live_stores(self.worker.tasks())
 
-    def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
+    def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> OpenWindows:
         """Return the response of `GET /v1/streams/windows`."""
-        pages = live_pages(self.application, store, key)
-        found = live_windows(self.worker.tasks(), store, KeyFilter(key), limit, pages.decode(continuation))
+        pages = open_window_pages(self.application, store, key)
+        found = open_windows(self.worker.tasks(), store, KeyFilter(key), limit, pages.decode(continuation))
         return {"windows": found.windows, "continuation": pages.encode(found.last), "unseen": found.unseen}
 
     def compact(self) -> str:

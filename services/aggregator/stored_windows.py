@@ -1,7 +1,7 @@
 """Queries a store's windows by key and time, open and closed, in the lake and in the changelog's tail past it.
 
 The lake has the windows as of the last compaction. Later changes are in the changelog's tail, which is read from the
-covered offsets on. If a live window of the snapshot is changed or closed in the tail, the tail is used. The keys are
+covered offsets on. If an open window of the snapshot is changed or closed in the tail, the tail is used. The keys are
 looked up in all partitions, so a query need not name the partition.
 """
 
@@ -68,8 +68,8 @@ def stored_windows_of_key(
 ) -> list[StoredWindow]:
     """Return a key's stored windows in a partition that overlap `reach`: open ones, and those that the tail closes.
 
-    `live` are the key's windows in the snapshot, `changes` the key's changes in the tail, in log order. An open window
-    that ends before `open_from_ms` is already closed, and is left out.
+    `live` are the key's windows in the snapshot's live rows, `changes` the key's changes in the tail, in log order. A
+    window that ends before `open_from_ms` is already closed, and is left out.
     """
     open_ = {row["start_ms"]: (row["end_ms"], row["state"]) for row in live if row["partition"] == partition}
     found = []
@@ -219,8 +219,8 @@ class StoredWindowsQuery:
 
         1. Read the snapshot of the lake, and the changelog's tail behind it. The newest progress of each partition
            names the store and the time from which windows are open.
-        2. Read the next live and closed windows of the lake.
-        3. Replace the live ones by what the tail says, partition by partition.
+        2. Read the next open and closed windows of the lake.
+        3. Replace the open ones by what the tail says, partition by partition.
         4. Keep the windows with the wanted status, up to the position to which both tables were read.
         5. If none is left although the lake has more, continue with 2. from that position.
 
@@ -270,7 +270,7 @@ class StoredWindowsQuery:
         open_from_ms: Mapping[int, int],
         after: WindowPosition | None,
     ) -> tuple[list[dict[str, Any]], list[window_queries.ClosedWindow], WindowPosition | None]:
-        """Return the next live and the next closed windows, and the position up to which both are complete.
+        """Return the next open and the next closed windows, and the position up to which both are complete.
 
         The position is None if both are complete to the end.
         """
@@ -284,7 +284,7 @@ class StoredWindowsQuery:
         ends: list[WindowPosition] = []
         if options.status != "closed":
             live = await asyncio.to_thread(
-                window_queries.find_live_windows,
+                window_queries.find_open_windows,
                 *where,
                 version=snapshot.version,
                 keys=options.keys,

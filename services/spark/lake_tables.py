@@ -1,6 +1,6 @@
-"""An application's tables in the lake as DataFrames of Spark: closed windows, late records and live windows.
+"""An application's tables in the lake as DataFrames of Spark: closed windows, late records and open windows.
 
-All tables are read as of one version of `state`, so that a window is either closed or live, and never both. Rows that a
+All tables are read as of one version of `state`, so that a window is either closed or open, and never both. Rows that a
 compaction appended to `closed` and `late` before it wrote `state` are left out. The newest progress row describes how a
 store's windows were made: its kind, gap, size and aggregations.
 """
@@ -102,7 +102,7 @@ class LakeTables:
         return self._read_table(LATE, store)
 
     def live(self, store: StoreSchema) -> DataFrame:
-        """Return the store's live windows: the key, window_start, window_end, the results, state, partition.
+        """Return the store's open windows: the key, window_start, window_end, the results, state, partition.
 
         The table `state` may still have rows of sliding windows that have closed. These rows are left out.
         """

@@ -1,8 +1,8 @@
-"""Merge on read: closed and live windows with their late records merged in, for `penstock.spark.corrected`.
+"""Merge on read: closed and open windows with their late records merged in, for `penstock.spark.corrected`.
 
-Two kinds of rows are merged to a window: its closed or live row, and one row for each late record that missed it.
+Two kinds of rows are merged to a window: its closed or open window, and one row for each late record that missed it.
 Spark's own functions merge the rows' states; Python workers merge the sets of `CollectSet`. A window with only one row
-stays unchanged. Example: with a gap of 10, the closed session [0, 8], a late record at 15 and the live session [24, 30]
+stays unchanged. Example: with a gap of 10, the closed session [0, 8], a late record at 15 and the open session [24, 30]
 become one session, [0, 30].
 """
 
@@ -46,7 +46,7 @@ _SET = "collect_set"
 
 
 def merged_windows(tables: LakeTables, store: StoreSchema) -> DataFrame:
-    """Return a store's closed and live windows with the late records merged in.
+    """Return a store's closed and open windows with the late records merged in.
 
     Windows that retention deleted, wholly or possibly in part, are left out. The columns are those of `live`. Raises
     ConfigError if the store's late records cannot be merged.

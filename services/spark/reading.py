@@ -1,6 +1,6 @@
 """The public functions that read an application's windows from the lake in Spark (`penstock.spark`).
 
-They return DataFrames: closed windows, late records, live windows, and all of them merged (`corrected`).
+They return DataFrames: closed windows, late records, open windows (`live`), and all of them merged (`corrected`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def live(spark: SparkSession, lake: str, application: str, store: str) -> DataFr
 
 
 def corrected(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
-    """Read a store's windows as if no record had been late: closed and live windows with the late records merged in.
+    """Read a store's windows as if no record had been late: closed and open windows with the late records merged in.
 
     Sessions within the gap of each other are joined. Late records whose `state` is null are not merged. Windows that
     retention deleted, wholly or possibly in part, are left out. The columns are those of `live`.

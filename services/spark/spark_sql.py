@@ -1,7 +1,7 @@
 """Names, types, literals and schemas in Spark SQL, and the results of windows computed from their states.
 
 Compactions write results with Arrow (`table_columns.lake_result_columns`). The expressions here are for merged windows
-and for live windows, which only have a state. Tests compare both ways.
+and for open windows, which only have a state. Tests compare both ways.
 """
 
 from __future__ import annotations

@@ -18,13 +18,13 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from penstock.shared.common.errors import DataError
-from penstock.shared.common.row_positions import LivePosition, RowPosition, WindowPosition
+from penstock.shared.common.row_positions import OpenPosition, RowPosition, WindowPosition
 
 DIGEST_BYTES = 8
 SHOWN_MAX = 100
 """Characters of a continuation that an error shows; keys may be long."""
 
-PositionT = TypeVar("PositionT", RowPosition, WindowPosition, LivePosition)
+PositionT = TypeVar("PositionT", RowPosition, WindowPosition, OpenPosition)
 
 
 class WrongContinuation(DataError):

@@ -28,8 +28,8 @@ class WindowPosition(NamedTuple):
     key: bytes
 
 
-class LivePosition(NamedTuple):
-    """A live window of any store: windows are sorted by end, the latest first, as `live_order` does it."""
+class OpenPosition(NamedTuple):
+    """An open window of any store: windows are sorted by end, the latest first, as `open_order` does it."""
 
     end_ms: int
     store: str
@@ -38,8 +38,8 @@ class LivePosition(NamedTuple):
     start_ms: int
 
 
-class LiveOrder(NamedTuple):
-    """The sort key of a live window: its position with the end negated, so that the latest end comes first."""
+class OpenOrder(NamedTuple):
+    """The sort key of an open window: its position with the end negated, so that the latest end comes first."""
 
     negated_end_ms: int
     store: str
@@ -47,9 +47,9 @@ class LiveOrder(NamedTuple):
     key: str
     start_ms: int
 
-    def position(self) -> LivePosition:
-        """The position of the live window with this sort key."""
-        return LivePosition(-self.negated_end_ms, self.store, self.partition, self.key, self.start_ms)
+    def position(self) -> OpenPosition:
+        """The position of the open window with this sort key."""
+        return OpenPosition(-self.negated_end_ms, self.store, self.partition, self.key, self.start_ms)
 
 
 RowOrder = tuple[int, bytes]
@@ -75,10 +75,10 @@ def row_order(key: bytes, start: int) -> RowOrder:
     return key_hash(key), key + start_bytes(start)
 
 
-def live_order(position: LivePosition) -> LiveOrder:
-    """The sort key of a live window's position.
+def open_order(position: OpenPosition) -> OpenOrder:
+    """The sort key of an open window's position.
 
-    >>> live_order(LivePosition(9, "s", 0, "ann", 5)) < live_order(LivePosition(8, "s", 0, "ann", 5))
+    >>> open_order(OpenPosition(9, "s", 0, "ann", 5)) < open_order(OpenPosition(8, "s", 0, "ann", 5))
     True
     """
-    return LiveOrder(-position.end_ms, position.store, position.partition, position.key, position.start_ms)
+    return OpenOrder(-position.end_ms, position.store, position.partition, position.key, position.start_ms)

@@ -1,7 +1,9 @@
 """The interface between a task and its state stores, whatever they hold.
 
-Every store holds rows by key and start. A row is a live window, a table's row (start 0), or the records of one side of
-a join with one timestamp. So the changelog format, the snapshot and the restore are the same for all stores.
+Every store holds rows by key and start. A row is a window, a table's row (start 0), or the records of one side of a
+join with one timestamp. A row is live as long as the store keeps it. A window is open until it closes. All open windows
+are live. Of the closed windows only sliding ones are, for a while. The changelog format, the snapshot and the restore
+are the same for all stores.
 """
 
 from __future__ import annotations

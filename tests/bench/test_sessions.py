@@ -45,7 +45,7 @@ def test_contestants_that_only_read_run_on_one_topic(kind: str) -> None:
 
 
 def test_live_sessions_take_little_memory() -> None:
-    """A live session with a count and a mean takes between 50 and 300 bytes."""
+    """An open session with a count and a mean takes between 50 and 300 bytes."""
     least, most = LIVE_SESSION_BYTES
     assert least < sessions.bytes_per_session(100_000) <= most
 

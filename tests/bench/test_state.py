@@ -69,5 +69,5 @@ def test_state_on_disk_must_hold_its_sessions_in_less_memory(
     assert state.report(300_000, figures, as_json=False) == status
     assert state.report(300_000, figures, as_json=True) == status
     output = capsys.readouterr().out
-    assert output.startswith("300,000 live sessions")
+    assert output.startswith("300,000 open sessions")
     assert json.loads(output.splitlines()[-1]) == figures

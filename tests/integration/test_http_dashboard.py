@@ -18,7 +18,7 @@ from penstock.api.http.app import create_app
 from penstock.api.http.json_response import json_response
 from penstock.api.http.server import HttpServer
 from penstock.api.streams.routes import streams_router
-from penstock.api.streams.task_views import CompactionState, LiveWindows, StreamsState, TaskState, WindowRow
+from penstock.api.streams.task_views import CompactionState, OpenWindows, StreamsState, TaskState, WindowRow
 from penstock.services.local.gateway import GatewayDaemon
 from penstock.services.local.settings import GatewaySettings
 from penstock.shared.clients.admin import Admin, event_time_topic
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no Chr
 
 
 class Streams:
-    """Two live sessions, a rising count of late records, and compactions that run until the test ends them."""
+    """Two open sessions, a rising count of late records, and compactions that run until the test ends them."""
 
     def __init__(self) -> None:
         self.late, self.compactions = 0, list[CompactionState]()
@@ -62,7 +62,7 @@ class Streams:
     def stores(self) -> list[dict[str, Any]]:
         return [{"store": "sessions", "rows": {"0": 2}, "total": 2}]
 
-    def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
+    def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> OpenWindows:
         at_ms = SYSTEM_CLOCK.now_ms() - 600_000
         ann = WindowRow(store="sessions", partition=0, key="ann", start_ms=at_ms, end_ms=at_ms + 240_000, states=[3])
         bob = WindowRow(store="sessions", partition=0, key="bob", start_ms=at_ms, end_ms=at_ms + 90_000, states=[1])
@@ -217,7 +217,7 @@ async def test_all_pages_and_buttons(kafka: Broker, topic_name: str, tmp_path: P
             page = await browser.page()
             await page.size(1280, 720)
             await page.open(url)
-            await page.until("document.getElementById('connection').textContent === 'live'")
+            await page.until("document.getElementById('connection').textContent === 'connected'")
             before = int((await text_of(page, "stored")).replace(",", ""))
             response = await client.post(f"/v1/topics/{topic_name}/events", content=b"2\n" * 40, headers=NDJSON)
             assert response.status_code == 200
@@ -265,7 +265,7 @@ async def test_the_token_is_required_and_never_shown(kafka: Broker, tmp_path: Pa
             await page.until("!document.getElementById('login').hidden")
             await page.run(f"document.getElementById('token').value = '{token}'")
             await page.run("document.querySelector('#login button').click()")
-            await page.until("document.getElementById('connection').textContent === 'live'")
+            await page.until("document.getElementById('connection').textContent === 'connected'")
             await page.run("document.getElementById('token').value = ''")
             assert token not in await page.run("document.documentElement.outerHTML")
         async with httpx.AsyncClient(base_url=url, trust_env=False) as client:

@@ -17,7 +17,7 @@ REQUEST_TIMEOUT_MS = 60_000
 ATTEMPTS_MAX = 20
 ERRORS_KEPT = 5
 NOTHING_STORED = (429, 503)
-"""Answers after which the same batch may be sent again, since none of it is stored."""
+"""Statuses after which the same batch may be sent again, since none of it is stored."""
 
 
 class IngestRejected(PenstockError):

@@ -239,7 +239,7 @@ def read_late_records(found: LakeTables, store: StoreSchema, earliest: Mapping[i
 
 
 def read_stream_windows(found: LakeTables, store: StoreSchema) -> DataFrame:
-    """Read the audit's input of the stream's windows from the lake: the store's closed and live windows."""
+    """Read the audit's input of the stream's windows from the lake: the store's closed and open windows."""
     key = F.col("key").cast("binary") if store.key == "string" else F.col("key_bytes")
     bounds = (F.unix_millis("window_start").alias("start_ms"), F.unix_millis("window_end").alias("end_ms"))
     at = F.unix_millis("closed_at").alias("closed_ms")

@@ -100,7 +100,7 @@ def late_window_starts(store: StoreSchema) -> SparkColumn:
 
 
 def stream_windows(inputs: Inputs, numbers: list[Measure]) -> DataFrame:
-    """Return the stream's windows of the sampled keys, closed and live, with the columns of these measures."""
+    """Return the stream's windows of the sampled keys, closed and open, with the columns of these measures."""
     rows = inputs.stream.filter(in_sample(inputs.sample))
     return rows.select(*WINDOW, "closed", "closed_ms", *(m.of_state.alias(m.name) for m in numbers))
 

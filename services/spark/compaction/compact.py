@@ -95,7 +95,7 @@ class CompactionReport(NamedTuple):
     state_version: int | None
     entries: int = 0
     live_rows: int = 0
-    """The number of changed live windows, and of changed keys in stores without windows."""
+    """The number of changed live rows: windows, and keys in stores without windows."""
     deleted_rows: int = 0
     """The number of tombstones added to `state`."""
     closed_rows: int = 0

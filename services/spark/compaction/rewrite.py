@@ -1,4 +1,4 @@
-"""Rewrites partitions of `state`, in Spark's tasks: one row is left for each live window, and progress rows."""
+"""Rewrites partitions of `state`, in Spark's tasks: only live rows are left, each once, and progress rows."""
 
 from __future__ import annotations
 

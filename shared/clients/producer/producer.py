@@ -467,7 +467,7 @@ class Producer:
         """Flush, which takes up to `delivery_timeout_ms`, then commit.
 
         Raises TransactionAborted if a record or offset failed: abort, then repeat the transaction. Raises KafkaTimeout
-        `max_block_ms` after the flush, or BrokerError for an unknown answer of the coordinator. The outcome is then
+        `max_block_ms` after the flush, or BrokerError for an unknown response of the coordinator. The outcome is then
         unknown, and the call may be repeated. Raises ProducerFenced. If the call is cancelled during the flush, the
         transaction stays open.
         """

@@ -1,6 +1,6 @@
-"""Reads the snapshots of an application's live windows from the lake: versions of its Delta table `state`.
+"""Reads the snapshots of an application's live rows from the lake: versions of its Delta table `state`.
 
-`<lake>/<application>/state` has two kinds of rows: changes of live windows, and the progress of each changelog
+`<lake>/<application>/state` has two kinds of rows: changes of live rows, and the progress of each changelog
 partition (its covered offset), which compactions append. Among the rows with the same (partition, store, key,
 start), the one with the highest changelog offset is valid. If that row is a tombstone, the window is no longer live. To
 read a consistent snapshot, read the covered offsets first, then the windows at exactly that version.

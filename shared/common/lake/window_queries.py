@@ -46,7 +46,7 @@ class ClosedWindow(NamedTuple):
     results: dict[str, Any]
 
 
-def find_live_windows(
+def find_open_windows(
     lake: str,
     application: str,
     store: str,
@@ -58,7 +58,7 @@ def find_live_windows(
     storage_options: Mapping[str, str] | None = None,
     after: WindowPosition | None = None,
 ) -> list[dict[str, Any]]:
-    """Find the live windows in a snapshot (`version` of `state`) that have a key in `keys` and overlap `reach`.
+    """Find the open windows in a snapshot (`version` of `state`) that have a key in `keys` and overlap `reach`.
 
     Both ends of `reach` are in ms and inclusive.
 

@@ -101,7 +101,7 @@ def read_in_slices(
     topology: Topology | None = None,
     tables: Mapping[str, GlobalTableRows] | None = None,
 ) -> Generator[None, None, StoreResponse]:
-    """Read live windows or a table's rows from the tasks' stores of that name, or from the global table of that name.
+    """Read open windows or a table's rows from the tasks' stores of that name, or from the global table of that name.
 
     The generator yields after every slice, and returns the response. A task that leaves `tasks` meanwhile is left out
     of it. `topology` lists the stores; if it is None, the stores are those of `tasks`.

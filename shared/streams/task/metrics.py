@@ -63,9 +63,7 @@ class StreamTaskMetrics:
         )
         description = "The stream time of a store's operator, as Unix time."
         self._operator_time = gauge(registry, "streams_operator_time_seconds", description, "partition", "store")
-        description = (
-            "Rows in the stores: open windows, kept closed sliding windows, rows of tables, aggregations and joins."
-        )
+        description = "Live rows: open windows, kept closed sliding windows, rows of tables, aggregations and joins."
         self._state_rows = gauge(registry, "streams_state_rows", description, "partition")
         self._own = own
         self.committed = Totals()
@@ -80,7 +78,7 @@ class StreamTaskMetrics:
         self._records.inc(records)
 
     def set_gauges(self, stream_time_ms: int, operator_times_ms: Mapping[str, int], state_rows: int) -> None:
-        """Set the stream time, the operators' times by the names of their stores, and the number of rows in the stores.
+        """Set the stream time, the operators' times by the names of their stores, and the number of live rows.
 
         This is done at the start and with each commit, because every change of these numbers is committed. A time is
         -1 ms before the first record that advances it.

@@ -12,7 +12,7 @@ from penstock.api.http.problem import Problem
 from penstock.api.streams.key_params import encode_query_params, requested_keys
 from penstock.api.streams.routes import streams_router
 from penstock.api.streams.stores import stores_router
-from penstock.api.streams.task_views import LiveWindows, StreamsState, WindowRow
+from penstock.api.streams.task_views import OpenWindows, StreamsState, WindowRow
 from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import ConfigError
 
@@ -37,7 +37,7 @@ class View:
     def stores(self) -> list[dict[str, Any]]:
         return [{"store": "sessions", "rows": {"0": 2}, "total": 2}]
 
-    def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
+    def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> OpenWindows:
         if continuation == "wrong":
             raise WrongContinuation("continuation 'wrong' is invalid")
         row = WindowRow(store="sessions", partition=0, key="ann", start_ms=1, end_ms=2, states=[3])

@@ -20,13 +20,13 @@ from penstock.api.http.server import HttpServer
 from penstock.api.settings import Credential
 from penstock.api.streams.routes import streams_router
 from penstock.api.streams.stores import stores_router
-from penstock.api.streams.task_views import LiveWindows, StreamsState
+from penstock.api.streams.task_views import OpenWindows, StreamsState
 from penstock.services.aggregator.application_view import RESPONSE_BYTES_MAX, ApplicationView, instance_tokens
-from penstock.services.aggregator.continuations import live_pages, page_with_continuation, row_pages
+from penstock.services.aggregator.continuations import open_window_pages, page_with_continuation, row_pages
 from penstock.services.aggregator.settings import AggregatorSettings, QueriesSettings
 from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.row_positions import LivePosition, RowOrder, RowPosition, live_order, row_order
+from penstock.shared.common.row_positions import OpenPosition, RowOrder, RowPosition, open_order, row_order
 from penstock.shared.common.settings import HttpSettings
 from penstock.shared.streams.runtime.instances import Instances, Registration, encode_registration
 from penstock.shared.streams.runtime.queries import StoreResponse, query_position
@@ -59,12 +59,12 @@ class Instance:
     def stores(self) -> list[dict[str, Any]]:
         return [{"store": "s", "rows": {str(p): p + 1 for p in self.running}, "total": 0}]
 
-    def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
-        pages = live_pages(self.application, store, key)
+    def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> OpenWindows:
+        pages = open_window_pages(self.application, store, key)
         after = pages.decode(continuation)
         ends = {(p, key): p + i % 3 for p in self.running for i, key in enumerate(self.keys or [self.name])}
-        positions = sorted((LivePosition(end, "s", p, key, 0) for (p, key), end in ends.items()), key=live_order)
-        rest = [position for position in positions if after is None or live_order(position) > live_order(after)]
+        positions = sorted((OpenPosition(end, "s", p, key, 0) for (p, key), end in ends.items()), key=open_order)
+        rest = [position for position in positions if after is None or open_order(position) > open_order(after)]
         rows: Any = [{**position._asdict(), "states": []} for position in rest[:limit]]
         last = rest[limit - 1] if len(rest) > limit else None
         return {"windows": rows, "continuation": pages.encode(last), "unseen": 1}

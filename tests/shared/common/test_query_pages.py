@@ -12,13 +12,19 @@ from hypothesis import strategies as st
 from penstock.shared.common.continuation_codec import ContinuationCodec, WrongContinuation
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
-from penstock.shared.common.row_positions import LivePosition, RowPosition, WindowPosition, live_order, row_order
+from penstock.shared.common.row_positions import (
+    OpenPosition,
+    RowPosition,
+    WindowPosition,
+    open_order,
+    row_order,
+)
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 POSITIONS = st.one_of(
     st.builds(RowPosition, NUMBERS, st.binary(), NUMBERS),
     st.builds(WindowPosition, NUMBERS, NUMBERS, NUMBERS, st.binary()),
-    st.builds(LivePosition, NUMBERS, st.text(), NUMBERS, st.text(), NUMBERS),
+    st.builds(OpenPosition, NUMBERS, st.text(), NUMBERS, st.text(), NUMBERS),
 )
 PAGES = ContinuationCodec(RowPosition, "app", "store", None, b"k")
 POSITION = RowPosition(3, b"ann", 5)
@@ -53,7 +59,7 @@ def test_a_continuation_of_another_query_is_rejected() -> None:
     for other in others:
         with pytest.raises(WrongContinuation, match=f"{text}'.*another query"):
             ContinuationCodec(RowPosition, *other).decode(text)
-    for kind in (WindowPosition, LivePosition):
+    for kind in (WindowPosition, OpenPosition):
         with pytest.raises(WrongContinuation):
             ContinuationCodec[Any](kind, "app", "store", None, b"k").decode(text)
     assert text is not None
@@ -69,11 +75,15 @@ def test_rows_are_ordered(key: bytes, start: int, other: bytes, other_start: int
     assert (row_order(key, start) < row_order(key, other_start)) == (start < other_start)
 
 
-def test_live_windows_that_end_last_come_first() -> None:
-    """Live windows are ordered by latest end, then by store, partition, key and start."""
-    positions = [LivePosition(8, "a", 0, "a", 0), LivePosition(9, "b", 0, "k", 2), LivePosition(9, "b", 0, "k", 1)]
-    assert sorted(positions, key=live_order) == [positions[2], positions[1], positions[0]]
-    assert [live_order(position).position() for position in positions] == positions
+def test_open_windows_that_end_last_come_first() -> None:
+    """Open windows are ordered by latest end, then by store, partition, key and start."""
+    positions = [
+        OpenPosition(8, "a", 0, "a", 0),
+        OpenPosition(9, "b", 0, "k", 2),
+        OpenPosition(9, "b", 0, "k", 1),
+    ]
+    assert sorted(positions, key=open_order) == [positions[2], positions[1], positions[0]]
+    assert [open_order(position).position() for position in positions] == positions
 
 
 @given(st.text(), st.text(), st.text())

@@ -5,7 +5,7 @@ differ, another task has written to the partition, and the transaction fails. So
 even if one has lost the partition without noticing.
 
 There is one exception: the offset may be the end of the task's own last transaction. Postgres may have committed it
-although the connection broke before the answer, so the task continues from there. If in truth that transaction was
+although the connection broke before the response, so the task continues from there. If in truth that transaction was
 rolled back, and another task has written the same records up to the same offset, the task continues too. It does not
 write these records again.
 
@@ -101,7 +101,7 @@ class OffsetTable:
                 )
         for tp in sorted(ends):
             found = await self._read_next_offset(connection, tp, "FOR UPDATE")
-            # The last transaction was committed without an answer, or another task has written up to its end. In both
+            # The last transaction was committed without a response, or another task has written up to its end. In both
             # cases its records are written.
             if found == self._written.get(tp):
                 self._known[tp] = found

@@ -99,7 +99,7 @@ async def test_a_transaction_with_dropped_records_cannot_be_committed() -> None:
         await producer.init_transactions()
         await producer.begin_transaction()
         cluster.control(Api.PRODUCE, Drop(handled=True), times=1)
-        delivery = await producer.send("t", b"lost answer")
+        delivery = await producer.send("t", b"lost response")
         await asyncio.sleep(0)
         while not producer.abort_pending():
             await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])

@@ -23,7 +23,7 @@ from penstock.shared.common.lake.window_queries import (
     ClosedWindow,
     describe_tables,
     find_closed_windows,
-    find_live_windows,
+    find_open_windows,
     window_position,
 )
 from penstock.shared.common.records import INT64_MIN
@@ -145,7 +145,7 @@ def test_replayed_rows_are_the_live_windows(
             table.optimize.compact(writer_properties=properties)
     for partition, windows in expected.items():
         assert replayed(tmp_path, partition, table.version()) == windows
-        rows_read = find_live_windows(str(tmp_path), "app", STORE, table.version(), KeyRange.of(), (0, 10**6), {}, 99)
+        rows_read = find_open_windows(str(tmp_path), "app", STORE, table.version(), KeyRange.of(), (0, 10**6), {}, 99)
         own = [row for row in rows_read if row["partition"] == partition]
         assert {(r["key"], r["start_ms"]): (r["end_ms"], r["state"]["n_n"]) for r in own} == windows
     assert describe_tables(str(tmp_path), "app")["live_rows"] >= sum(map(len, expected.values()))
@@ -186,7 +186,7 @@ def test_state_columns_may_have_the_names_of_table_columns(tmp_path: Path) -> No
     table = write_state(tmp_path, "app", [store], [live(0, "t", b"k", 1, 2, 3, state)])
     (batch,) = read_window_changes(str(tmp_path), "app", 0, "t", table.version(), [*state])
     assert [column.to_pylist() for column in batch.columns] == [[b"k"], [1], [2], [True], [4], [5]]
-    (row,) = find_live_windows(str(tmp_path), "app", "t", 0, KeyRange.of(), (0, 9), {}, 9)
+    (row,) = find_open_windows(str(tmp_path), "app", "t", 0, KeyRange.of(), (0, 9), {}, 9)
     assert row["state"] == {**state, "changelog_offset": None}
 
 
@@ -234,7 +234,7 @@ def test_a_state_table_of_another_kind_is_no_temporary_failure(tmp_path: Path) -
     column = pa.StructArray.from_arrays([pa.array([1])], ["n_n"])
     write_deltalake(str(tmp_path / "app" / "state"), pa.table({"s": column, "row": ["window"], "partition": [0]}))
     for read in (
-        lambda: find_live_windows(str(tmp_path), "app", "s", 0, KeyRange.of(), (0, 9), {}, 9),
+        lambda: find_open_windows(str(tmp_path), "app", "s", 0, KeyRange.of(), (0, 9), {}, 9),
         lambda: list(read_window_changes(str(tmp_path), "app", 0, "s", 0, ["n_n"])),
         lambda: describe_tables(str(tmp_path), "app"),
     ):
@@ -307,12 +307,12 @@ def test_a_removed_version_is_unavailable(tmp_path: Path) -> None:
         list(read_window_changes(str(tmp_path), "app", 0, STORE, 0, ["n_n"]))
 
 
-def test_live_windows_of_a_range_of_keys(tmp_path: Path) -> None:
+def test_open_windows_of_a_range_of_keys(tmp_path: Path) -> None:
     """A snapshot's windows of a range of keys are returned with their keys, up to the limit."""
     write(tmp_path, 10, [(0, b"a"), (1, b"b"), (1, b"c")])
 
     def found(keys: KeyRange, rows_max: int = 9, reach: tuple[int, int] = (0, 9)) -> list[bytes]:
-        rows = find_live_windows(str(tmp_path), "app", STORE, 0, keys, reach, {}, rows_max)
+        rows = find_open_windows(str(tmp_path), "app", STORE, 0, keys, reach, {}, rows_max)
         assert all((row["start_ms"], row["state"]["it's_hll"]) == (5, row["key"]) for row in rows)
         return sorted(row["key"] for row in rows)
 
@@ -322,22 +322,22 @@ def test_live_windows_of_a_range_of_keys(tmp_path: Path) -> None:
     assert found(KeyRange.of(), reach=(7, 9)) == []
 
 
-def test_live_windows_have_their_newest_bounds(tmp_path: Path) -> None:
+def test_open_windows_have_their_newest_bounds(tmp_path: Path) -> None:
     """A window that grew into the queried time is found with its newest row, and a removed one is not."""
     rows = [live(0, STORE, key, 5, 6, at, {"n_n": 1, "it's_hll": b""}) for at, key in enumerate((b"a", b"b"))]
     write_state(tmp_path, "app", STORES, rows)
     rows = [live(0, STORE, b"a", 5, 50, 7, {"n_n": 2, "it's_hll": b""}), tombstone(0, STORE, b"b", 5, 8)]
     write_state(tmp_path, "app", STORES, rows)
     for reach in ((0, 9), (20, 90)):
-        (row,) = find_live_windows(str(tmp_path), "app", STORE, 1, KeyRange.of(), reach, {}, 9)
+        (row,) = find_open_windows(str(tmp_path), "app", STORE, 1, KeyRange.of(), reach, {}, 9)
         assert (row["key"], row["end_ms"], row["state"]["n_n"]) == (b"a", 50, 2)
 
 
-def test_live_windows_after_a_position(tmp_path: Path) -> None:
+def test_open_windows_after_a_position(tmp_path: Path) -> None:
     """Windows after a position are returned in order."""
     write(tmp_path, 10, [(0, b"a"), (0, b"\xff"), (1, b"b"), (1, b"c")])
     seen, after = [], None
-    while rows := find_live_windows(str(tmp_path), "app", STORE, 0, KeyRange.of(), (0, 9), {}, 1, None, after):
+    while rows := find_open_windows(str(tmp_path), "app", STORE, 0, KeyRange.of(), (0, 9), {}, 1, None, after):
         after = window_position(rows[0])
         seen.append(rows[0]["key"])
     assert seen == [b"a", b"\xff", b"b", b"c"]
@@ -353,7 +353,7 @@ def test_closed_windows_that_a_snapshot_still_has_are_not_live(tmp_path: Path) -
     write_state(tmp_path, "app", [COUNTED], rows)
 
     def found(open_from_ms: dict[int, int], rows_max: int = 9) -> list[tuple[int, int]]:
-        rows = find_live_windows(str(tmp_path), "app", "s", 0, KeyRange.of(), (-9, 99), open_from_ms, rows_max)
+        rows = find_open_windows(str(tmp_path), "app", "s", 0, KeyRange.of(), (-9, 99), open_from_ms, rows_max)
         return [(row["partition"], row["end_ms"]) for row in rows]
 
     assert found({0: 11, 1: INT64_MIN}) == [(2, 9), (1, 10), (0, 11), (1, 11), (0, 12)]

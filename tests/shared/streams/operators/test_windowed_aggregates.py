@@ -88,7 +88,7 @@ class Sessions:
 def test_sessions_equal_brute_force(
     gap: int, grace: int, records: list[Piped], parts: list[int], emit: Emit, below: str
 ) -> None:
-    """After every commit results, late records, live sessions and the changelog are those of single records."""
+    """After every commit results, late records, open sessions and the changelog are those of single records."""
     model = Sessions(gap, grace)
     by_columns, by_records = pair_of(topology(sessions(gap, grace), emit, below=below))
     offset = 0
@@ -365,7 +365,7 @@ def paged_inputs(draw: st.DrawFn) -> list[Piped]:
 def test_batches_equal_single_records(
     own: list[str], kind: str, gap: int, grace: int, records: list[Piped], size: int, emit: Emit
 ) -> None:
-    """After every commit results, late records, dead letters, live sessions and changelog are the same."""
+    """After every commit results, late records, dead letters, open sessions and changelog are the same."""
     made = topology_of(own, gap, grace, emit, kind=kind)
     batches, singly = batch_driver(made, 1), batch_driver(made, RECORDS_ONLY)
     for start in range(0, len(records), size):

@@ -45,7 +45,7 @@ def anonymous_kib() -> int:
 
 @pytest.mark.soak
 def test_memory_is_flat_while_keys_come_and_go() -> None:
-    """Memory follows the live sessions, not the keys seen: each session is closed once, and memory at the end is that
+    """Memory follows the open sessions, not the keys seen: each session is closed once, and memory at the end is that
     after a tenth of all records."""
     builder = StreamsBuilder()
     sessions = builder.stream("visits", value=bytes).group_by_key().session_window(GAP_MS, GRACE_MS)

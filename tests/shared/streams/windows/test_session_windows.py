@@ -172,7 +172,7 @@ def test_a_session_at_the_close_time_is_open() -> None:
 
 
 def test_an_old_record_is_rescued_by_the_session_it_merges_into() -> None:
-    """A record before the close time is not late if it merges into a live session."""
+    """A record before the close time is not late if it merges into an open session."""
     driver = driver_of(gap=10)
     pipe(driver, ("a", 25), ("a", 16), ("a", 12), ("b", 12))
     assert late(driver) == [3]

@@ -1,4 +1,4 @@
-"""Windows of live stores are counted, ordered, paged and found by key."""
+"""Windows of running tasks are counted, ordered, paged and found by key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.services.aggregator.key_filter import KeyFilter
-from penstock.services.aggregator.live_state import describe_live_stores, live_windows
+from penstock.services.aggregator.live_state import describe_live_stores, open_windows
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_rule import WindowRule
@@ -38,7 +38,7 @@ def task_of(store: WindowStore, key_type: str, kind: str = "session") -> Any:
 
 
 def found(store: str | None, key: str, limit: int) -> list[Any]:
-    return list(live_windows(tasks(), store, KeyFilter(key), limit).windows)
+    return list(open_windows(tasks(), store, KeyFilter(key), limit).windows)
 
 
 def test_stores_are_counted_by_partition() -> None:
@@ -62,10 +62,10 @@ def test_a_store_without_windows_has_none(name: str | None) -> None:
     store = store_of("sessions")
     store.load(b"ann", 0, 0, [1, {}])
     held: dict[int, Any] = {0: SimpleNamespace(task=task_of(store, "bytes", "table"))}
-    assert live_windows(held, name, KeyFilter(""), 10) == ([], None, 0)
+    assert open_windows(held, name, KeyFilter(""), 10) == ([], None, 0)
 
 
-def test_a_closed_sliding_window_is_not_live() -> None:
+def test_a_closed_sliding_window_is_not_open() -> None:
     """A sliding window that is closed and kept for later windows is not found, neither by search nor by its key."""
     store = WindowStore("s", WindowRule("sliding", 10), StateColumns([Count()]), text_keys=True)
     store.load("k", 10, 20, [1])
@@ -73,14 +73,14 @@ def test_a_closed_sliding_window_is_not_live() -> None:
     store.begin(31, 31)
     held: Any = {0: SimpleNamespace(task=task_of(store, "string"))}
     for search in ("", "k"):
-        assert [w["start_ms"] for w in live_windows(held, None, KeyFilter(search), 10).windows] == [21]
+        assert [w["start_ms"] for w in open_windows(held, None, KeyFilter(search), 10).windows] == [21]
 
 
 def test_pages_of_windows() -> None:
     """The pages contain each window once, the latest end first."""
     seen, last = [], None
     while True:
-        page = live_windows(tasks(), None, KeyFilter(""), 1, last)
+        page = open_windows(tasks(), None, KeyFilter(""), 1, last)
         seen += [window["key"] for window in page.windows]
         if (last := page.last) is None:
             break
@@ -99,7 +99,7 @@ def test_an_exact_key_is_found_in_a_large_store(monkeypatch: pytest.MonkeyPatch)
             store.load(key, i, i, [1, {}])
         held: Any = {0: SimpleNamespace(task=task_of(store, key_type))}
         for search, count in (("", 3), ("ee", 1), ("7", 1), ("e", 1), ("a", 1 if key_type == "string" else 2)):
-            page = live_windows(held, None, KeyFilter(search), 10)
+            page = open_windows(held, None, KeyFilter(search), 10)
             assert (len(page.windows), page.unseen) == (count, 3)
 
 
