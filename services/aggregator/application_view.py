@@ -136,17 +136,15 @@ class ApplicationView:
         """Return the application's state, merged from all instances."""
         own = await self._own.describe()
         parts = self._partition_owners()
-        restoring = {p for p, reason in parts.missing.items() if reason == f"being restored by {self.url}"}
-        # An instance that runs no partition may have standbys. But if others have taken over all that an instance has
-        # registered, it was probably killed, and a request would wait for the timeout.
-        idle: dict[str, list[int]] = {
-            url: []
-            for url in self._instances.urls()
-            if url != self.url and not self._instances.registration(url).running
-        }
-        parts = parts._replace(others=idle | parts.others)
-        responses, missing = await self._query_other_instances(parts, "/v1/streams", {})
-        found = [InstanceResponse(parts.own | restoring, own), *responses]
+        others: dict[str, list[int]] = {}
+        for url in self._instances.urls():
+            partitions = [*parts.others.get(url, ()), *parts.restoring.get(url, ())]
+            # An instance that runs no partition may have standbys. But if others have taken over all that an instance
+            # has registered, it was probably killed, and a request would wait for the timeout.
+            if url != self.url and (partitions or not self._instances.registration(url).running):
+                others[url] = partitions
+        responses, missing = await self._query_other_instances(parts._replace(others=others), "/v1/streams", {})
+        found = [InstanceResponse(parts.own.union(parts.restoring.get(self.url, ())), own), *responses]
         doing = next((p.response for p in found if COMPACTION_PARTITION in p.partitions), own)
         return {
             **own,
@@ -209,7 +207,10 @@ class ApplicationView:
     def _partition_owners(self) -> PartitionOwners:
         parts = partition_owners(self._instances, self.url, self._own.registration())
         if why := self._why_unknown():
-            return parts._replace(missing=dict.fromkeys(parts.missing, f"other instances are not known: {why}"))
+            # The partitions that this instance restores keep their reason, since it does not depend on the others.
+            elsewhere = parts.missing.keys() - parts.restoring.get(self.url, ())
+            unknown = dict.fromkeys(elsewhere, f"other instances are not known: {why}")
+            return parts._replace(missing=parts.missing | unknown)
         return parts
 
     def _describe_instance(self, url: str) -> InstanceRow:

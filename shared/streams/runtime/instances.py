@@ -77,11 +77,16 @@ def encode_registration(registration: Registration) -> bytes:
 
 
 class PartitionOwners(NamedTuple):
-    """The partitions by the instance that has them: this one, others by address, and none, with the reason."""
+    """The partitions by the instance that runs them: this one, others by address, and none, with the reason.
+
+    `restoring` has those of the missing partitions that are being restored, by the address of the restoring instance,
+    which may be this one.
+    """
 
     own: frozenset[int]
     others: dict[str, list[int]]
     missing: dict[int, str]
+    restoring: dict[str, list[int]]
 
 
 class _RegisteredInstance(NamedTuple):
@@ -158,12 +163,13 @@ def partition_owners(instances: Instances, url: str, own: Registration) -> Parti
     >>> table = Instances()
     >>> table.apply(0, b"http://b", encode_registration(Registration("b", {1: 5, 2: 3}, 4)), 0)
     >>> partition_owners(table, "http://a", Registration("a", {0: 1, 1: 4, 2: 4}, 4))
-    PartitionOwners(own=frozenset({0, 2}), others={'http://b': [1]}, missing={3: 'no instance has it'})
+    PartitionOwners(own=frozenset({0, 2}), others={'http://b': [1]}, missing={3: 'no instance has it'}, restoring={})
     """
     claims = instances.claims()
     own_partitions = set()
     others: dict[str, list[int]] = {}
     missing: dict[int, str] = {}
+    restoring: dict[str, list[int]] = {}
     known = [own.partitions, *(instances.registration(each).partitions for each in instances.urls())]
     for partition in range(max(known)):
         claim = claims.get(partition)
@@ -177,13 +183,14 @@ def partition_owners(instances: Instances, url: str, own: Registration) -> Parti
         elif partition in own.restoring or (claim is not None and claim.epoch is None):
             where = url if partition in own.restoring or claim is None else claim.url
             missing[partition] = f"being restored by {where}"
+            restoring.setdefault(where, []).append(partition)
         # 3. No instance claims the partition, or only an outdated record of this instance does.
         elif claim is None or claim.url == url:
             missing[partition] = "no instance has it"
         # 4. Another instance runs the partition.
         else:
             others.setdefault(claim.url, []).append(partition)
-    return PartitionOwners(frozenset(own_partitions), others, missing)
+    return PartitionOwners(frozenset(own_partitions), others, missing, restoring)
 
 
 class InstanceRegistry:

@@ -175,7 +175,7 @@ async def test_standbys_of_instances_without_partitions_are_listed() -> None:
     made = application_view(own, (B, spare), ("http://c", gone), ("http://d", former), net=net)
     state: Any = await made.describe()
     assert state["standbys"] == [{"partition": p, "lag": 0, "instance": "b"} for p in (0, 1)]
-    assert [task["partition"] for task in state["tasks"]] == [0, 1]
+    assert [task["partition"] for task in state["tasks"]] == [0, 1, 2]
     assert [request.url.host for request in net.requests] == ["b", "c"], "not the former owner of partition 0"
     assert state["missing"] == [{"partition": 2, "reason": f"being restored by {B}"}]
 
@@ -256,6 +256,22 @@ async def test_partitions_without_a_running_task_are_missing() -> None:
     assert [(task["partition"], task["state"]) for task in state["tasks"]] == [(0, "restoring")]
     with pytest.raises(ConfigError, match="store 'x'"):
         await made.read_store("x", partial=True, **WANTED)
+
+
+async def test_a_task_that_is_being_restored_comes_from_the_instance_that_restores_it() -> None:
+    """The state has the restoring tasks of this instance and of another one, even if that one also runs a task. While
+    the other instances are not known, it has this instance's own, and that partition keeps its reason.
+    """
+    own, other = Instance("a", {}, (0,)), Instance("b", {1: 1}, (2,))
+    net = Net(b=app_of(other))
+    state: Any = await application_view(own, (B, other), net=net).describe()
+    tasks = [(task["partition"], task["state"], task["instance"]) for task in state["tasks"]]
+    assert tasks == [(0, "restoring", "a"), (1, "running", "b"), (2, "restoring", "b")]
+    assert len(net.requests) == 1
+    state = await application_view(own, net=Net(), why_unknown=lambda: "not allowed").describe()
+    assert [(task["partition"], task["state"]) for task in state["tasks"]] == [(0, "restoring")]
+    unknown = "other instances are not known: not allowed"
+    assert [row["reason"] for row in state["missing"]] == [f"being restored by {A}", unknown, unknown]
 
 
 async def test_an_instance_without_metadata_reports_it() -> None:

@@ -365,7 +365,7 @@ def test_a_partition_that_is_being_restored_is_missing_until_it_runs() -> None:
     """A claim to restore counts from when it was made: against an owner from before, not against one from after."""
     restoring = ((A, Registration("a", {0: 3}, 2)), (B, Registration("b", {}, 2, [0])))
     parts = partition_owners(table(*restoring, (A, Registration("a", {0: 3}, 2))), C, Registration("c", {1: 1}, 2))
-    assert parts == (frozenset({1}), {}, {0: f"being restored by {B}"})
+    assert parts == (frozenset({1}), {}, {0: f"being restored by {B}"}, {B: [0]})
     done = table(*restoring, (C, Registration("c", {0: 5}, 2)))
     assert done.claims() == {0: Claim(C, 5)}
     assert partition_owners(table(), A, Registration("a", {}, 1, [0])).missing == {0: f"being restored by {A}"}
@@ -383,7 +383,7 @@ def test_the_number_of_partitions_is_learned_from_others() -> None:
     knows none."""
     parts = partition_owners(table((B, Registration("b", {0: 1}, 3))), A, Registration("a"))
     assert (parts.others, sorted(parts.missing)) == ({B: [0]}, [1, 2])
-    assert partition_owners(table(), A, Registration("a")) == (frozenset(), {}, {})
+    assert partition_owners(table(), A, Registration("a")) == (frozenset(), {}, {}, {})
 
 
 DEEP = b'{"x":' + b"[" * 100_000
