@@ -28,7 +28,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="Manage a str
 def _load_settings(
     command: str, config: str | None, bootstrap_servers: str | None, application_id: str | None
 ) -> ResetSettings:
-    """Load the settings of `penstock streams` from its command line, and configure the log."""
+    """Load the settings of a command of `penstock streams`, and configure the log."""
     given = {"--config": config, "--kafka.bootstrap-servers": bootstrap_servers}
     given["--streams.application-id"] = application_id
     arguments = [part for flag, value in given.items() if value is not None for part in (flag, value)]

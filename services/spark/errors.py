@@ -107,7 +107,7 @@ def causes(error: BaseException) -> list[str]:
 
 
 def last_cause(error: BaseException) -> str:
-    """Return the message of the innermost cause that has a message, without the names of Java classes."""
+    """Return the message of the innermost cause that has one, without the names of Java classes before it."""
     messages = [_CLASS_NAMES.sub("", text) for text in causes(error)]
     return next((text for text in reversed(messages) if text), causes(error)[0])
 

@@ -363,10 +363,10 @@ def _slice_timestamps(
 
 
 def _slice_headers(columns: RecordColumns, first: int, stop: int) -> PackedBytes | None:
-    """Return the headers of these records. If the column is not packed, the result ends after the first record with
-    which the headers exceed SLICE_BYTES.
+    """Return the headers of these records. If the column is not packed, the result ends with the record whose headers
+    bring the sum above SLICE_BYTES.
 
-    Returns None if a record's headers are invalid or an iterator.
+    Returns None if a record's headers are invalid, or are no tuple, list or dict.
     """
     if columns.headers is None:
         return NO_HEADERS

@@ -140,7 +140,7 @@ def _is_json_word(data, at, stop, word):
 
 @compiled
 def _find_json_member(data, start, end, names, name_ends):
-    """Return which of the members has the name in `data` from `start` to before `end`; -1 if none has it."""
+    """Return the index of the member whose name is `data[start:end]`; -1 if there is none."""
     before = 0
     for field in range(len(name_ends)):
         length = name_ends[field] - before

@@ -209,7 +209,7 @@ def _headers_of_late_records(column: Sequence[Headers] | None, indexes: Int64Arr
 
 
 def _store_of_late_node(task: TaskContext, node: str) -> str:
-    """Return the store whose windows had closed: the first of the node, or the node's name without one."""
+    """Return the store whose windows had closed: the node's first store, or the node's name if it has none."""
     below = task.topology.nodes[node]
     return next(iter(below.stores), node) if isinstance(below, ProcessorNode) else node
 

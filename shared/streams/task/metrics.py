@@ -14,9 +14,10 @@ from penstock.shared.common.metrics import counter, gauge
 class Totals:
     """Counts since the task was restored.
 
-    `rejected_at` describes three records: the last late, the last dead-lettered and the last skipped one. It has the
-    source record's coordinates (topic-partition@offset), if there is a source record, and for an output the node, store
-    or window. A whole record of a repartition topic that is dead-lettered or skipped has its coordinates in that topic.
+    `rejected_at` describes the last late, the last dead-lettered and the last skipped record. It has the coordinates
+    (topic-partition@offset) of the source record, if there is one. If only an output of a node was rejected, it also
+    names the node, store or window, as far as they are known. If a record of a repartition topic was dead-lettered or
+    skipped as a whole, the coordinates are those in that topic.
     """
 
     records: int = 0

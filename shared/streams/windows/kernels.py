@@ -577,7 +577,7 @@ def _merge_sort_pending_rows(pending, spare, first, n, links, arena, key_offsets
 
 @compiled
 def _radix_sort_pending_rows(pending, spare, n):
-    """Sort the first n pending rows by end, start and the key's word, byte by byte from the last."""
+    """Sort the first n pending rows by end, start and BY_KEY: a radix sort, from the lowest byte to the highest."""
     for column in range(BY_KEY, BY_END - 1, -1):
         differing = 0
         for i in range(1, n):
@@ -727,10 +727,10 @@ def take_sessions(
     flags, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, key_offsets, sizes, late, closed,
     deleted, changed, updates, logs_updates, steps, has_objects, meta,
 ):  # fmt: skip
-    """Apply Kafka Streams' session rule (KStreamSessionWindowAggregate) to the records from `first` up to `count`.
+    """Apply Kafka Streams' session rule (KStreamSessionWindowAggregate) to the records from `first` to before `count`.
 
     A record joins the open sessions of its key that are at most `gap_ms` away. It is late if the resulting session ends
-    below the close time. Sessions of a key are more than the gap apart, so a record joins two at most.
+    below the close time. Open sessions of a key are more than the gap apart, so a record joins two at most.
     """
     can_reject = _program_can_reject(program)
     for i in range(first, count):

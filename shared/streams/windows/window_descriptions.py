@@ -29,7 +29,7 @@ def describe_window(store: str | None, key: Any, start: int, end: int) -> str:
 
 
 def describe_result(store: str | None, key: Any) -> str:
-    """Return the description of a row, or of the window that is a result's key, for a message.
+    """Return the description of a row for a message, or of a window if the key is a tuple (key, start, end).
 
     >>> describe_result("s", "ann"), describe_result("s", ("ann", 5, 9))
     ("store 's', key 'ann'", "store 's', key 'ann', window 5 to 9")

@@ -222,10 +222,10 @@ class BrokerGroup:
         return ErrorCode.NONE
 
     def commit_error(self, body: Message, now_ms: int, *, transactional: bool) -> ErrorCode:
-        """The error of a commit. NONE for a member of this generation, and without a generation if the group is empty.
+        """The error of a commit: NONE for a member of this generation, or without a generation if the group is empty.
 
-        A transactional commit may name no member. Any other commit gets REBALANCE_IN_PROGRESS while the group waits for
-        the leader's sync.
+        A transactional commit may name no member. While the group waits for the leader's sync, a member's commit that
+        is not transactional gets REBALANCE_IN_PROGRESS.
         """
         if body.generation_id < 0 and self.state is BrokerGroupState.EMPTY:
             return ErrorCode.NONE

@@ -92,7 +92,7 @@ class Transactions:
         partition: Callable[[TopicPartition], Partition | None],
         completion_ms: int = 0,
     ) -> None:
-        """`partition` returns a partition or None. `completion_ms` is the time to write a transaction's markers."""
+        """`partition` returns a partition, or None if it does not exist. Writing markers takes `completion_ms`."""
         self._configs = configs
         self._timers = timers
         self._groups = groups
