@@ -18,9 +18,9 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from penstock.shared.common.errors import IllegalState
-from penstock.shared.connect.connector import Connector
+from penstock.shared.connect.connector import Connector, SinkConnector, SourceConnector
 from penstock.shared.connect.errors import ConnectError
-from penstock.shared.connect.task import SinkTask, Task
+from penstock.shared.connect.task import SinkTask, SourceTask, Task
 
 T = TypeVar("T")
 
@@ -155,6 +155,14 @@ class TaskThread:
             future.set_exception(error)
 
 
+_DEFAULT_METHODS = {
+    method
+    for base in (Task, SourceTask, SinkTask, Connector, SourceConnector, SinkConnector)
+    for method in vars(base).values()
+    if inspect.isfunction(method)
+} - {SinkTask.pre_commit}
+
+
 def runs_in_thread(method: Callable[..., Any]) -> bool:
     """Return whether a method runs in the task's thread. The default `pre_commit` does if `flush` does."""
     if _is_default_method(method):
@@ -167,8 +175,7 @@ def runs_in_thread(method: Callable[..., Any]) -> bool:
 
 def _is_default_method(method: Callable[..., Any]) -> bool:
     """Return whether a method is a default method of a base class of tasks or connectors, which does not block."""
-    module = getattr(method, "__module__", None)
-    return module in (Task.__module__, Connector.__module__) and not _is_default_pre_commit(method)
+    return getattr(method, "__func__", None) in _DEFAULT_METHODS
 
 
 def _is_default_pre_commit(method: Callable[..., Any]) -> bool:

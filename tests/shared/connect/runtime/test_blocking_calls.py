@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -351,16 +352,27 @@ async def test_a_thread_of_the_connector_calls_the_worker_on_the_loop() -> None:
 
 
 def test_methods_that_run_in_the_thread() -> None:
-    """`def` methods run in the thread; an inherited `pre_commit` runs where `flush` runs."""
+    """`def` methods run in the thread; an inherited `pre_commit` runs where `flush` runs. The default methods do not,
+    also if `penstock.connect` has published their classes.
+    """
+    importlib.import_module("penstock.connect")
 
     class AsyncSinkTask(DefSinkTask):
         async def put(self, records: list[SinkRecord]) -> None: ...
 
         async def flush(self, offsets: Offsets) -> None: ...
 
-    sink, other = DefSinkTask(), AsyncSinkTask()
+    class DefaultSinkTask(SinkTask):
+        def start(self, props: Mapping[str, str]) -> None: ...
+
+        def put(self, records: list[SinkRecord]) -> None: ...
+
+        def stop(self) -> None: ...
+
+    sink, other, default = DefSinkTask(), AsyncSinkTask(), DefaultSinkTask()
     assert [runs_in_thread(method) for method in (sink.put, sink.flush, sink.pre_commit)] == [True] * 3
     assert [runs_in_thread(method) for method in (other.put, other.flush, other.pre_commit)] == [False] * 3
+    assert [runs_in_thread(method) for method in (default.open, default.flush, default.pre_commit)] == [False] * 3
 
 
 class BlockingConnector(FileStreamSinkConnector):
