@@ -12,6 +12,7 @@ A Penstock error is logged as one line. An unexpected error is logged with its t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -93,6 +94,10 @@ def run_process(work: Coroutine[Any, Any, int]) -> int:
 
 def _leave(status: int) -> None:
     log.warning("threads or tasks have not ended: the process exits without them", after_ms=EXIT_GRACE_MS)
+    # `os._exit` drops what is buffered, such as lines that a sink connector printed for committed records.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it
+            stream.flush()
     os._exit(status)
 
 
