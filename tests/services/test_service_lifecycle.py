@@ -9,6 +9,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from penstock.shared.common import log
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import BrokerNotAvailable, ConfigError
 from penstock.shared.common.settings import DaemonSettings, LogSettings
+from tests import virtual_time
 
 LIMIT_MS = 50
 
@@ -263,28 +265,28 @@ async def test_a_child_is_restarted_until_its_settings_are_invalid() -> None:
     assert (ends, starts) == ([(0, 1), (1, 2), (-9, 4)], 3)
 
 
-async def test_a_restart_that_fails_is_tried_again() -> None:
+def test_a_restart_that_fails_is_tried_again() -> None:
     """If a child cannot be started again, its next start comes after the next pause."""
     statuses = iter([1, 2])
     failures = iter([ConfigError("the child cannot be started: no memory"), OSError("too many open files")])
-    starts = 0
+    starts: list[float] = []
 
     async def wait() -> int:
         return next(statuses)
 
     async def restart() -> None:
-        nonlocal starts
-        starts += 1
+        starts.append(asyncio.get_running_loop().time())
         for error in failures:
             raise error
 
+    keeping = keep_running(
+        "the child",
+        wait,
+        restart,
+        on_end=lambda status, pause_ms: None,
+        reason=lambda: "its topology is unknown",
+        backoff=ExponentialBackoff(1_000, 60_000, jitter=0),
+    )
     with pytest.raises(ConfigError, match="its topology"):
-        await keep_running(
-            "the child",
-            wait,
-            restart,
-            on_end=lambda status, pause_ms: None,
-            reason=lambda: "its topology is unknown",
-            backoff=ExponentialBackoff(1, 4),
-        )
-    assert starts == 3
+        virtual_time.run(keeping)
+    assert [round(second - first) for first, second in pairwise(starts)] == [2, 4]
