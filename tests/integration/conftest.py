@@ -1,7 +1,7 @@
 """Brokers to stop, and the environments of the integration tests.
 
 Most tests share the broker `kafka` of tests/conftest.py. The tests of a module share `stoppable_kafka`, which they may
-pause, kill and restart, but must leave running. `own_kafka` is a broker for one test, which may also stop or damage it.
+pause, kill and restart. `own_kafka` is a broker for one test, which may also stop or damage it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from penstock.services.local import broker_config as config
 from penstock.services.local.broker_config import KAFKA_JARS
 from penstock.services.local.embedded_kafka import EmbeddedKafka, format_storage_command, new_cluster_id
 from penstock.services.local.stack import Stack
+from penstock.shared.common.errors import IllegalState
 from penstock.shared.common.java.installed_java import find_java
 from penstock.shared.common.java.jars import fetch_jars
 from penstock.shared.common.java.properties_file import render_properties
@@ -55,12 +56,23 @@ def formatted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-async def stoppable_kafka(tmp_path_factory: pytest.TempPathFactory, formatted: Path) -> AsyncIterator[EmbeddedKafka]:
-    """A broker for the tests of a module, which may pause, kill and restart it, but leave it running."""
+async def kafka_of_module(tmp_path_factory: pytest.TempPathFactory, formatted: Path) -> AsyncIterator[EmbeddedKafka]:
+    """The broker of `stoppable_kafka`."""
     folder = tmp_path_factory.mktemp("stoppable") / "kafka"
     shutil.copytree(formatted, folder)
     async with EmbeddedKafka(folder, SETTINGS) as broker:
         yield broker
+
+
+@pytest.fixture
+async def stoppable_kafka(kafka_of_module: EmbeddedKafka) -> AsyncIterator[EmbeddedKafka]:
+    """The module's broker, which a test may pause, kill and restart. It runs again for the next test."""
+    broker = kafka_of_module
+    yield broker
+    try:
+        broker.resume()
+    except IllegalState:  # it was killed
+        await broker.start()
 
 
 @pytest.fixture
