@@ -15,7 +15,6 @@ from pydantic import SecretStr
 from penstock.api.admin.routes import AdminClient
 from penstock.api.console.overview import GroupSample, KafkaSample, ServiceSample
 from penstock.api.http.health import Check, CheckResult, describe_failing_checks, health_body, run_checks
-from penstock.api.streams.task_views import StreamsView
 from penstock.shared.clients.admin.types import DEAD
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import GroupNotFound, PenstockError
@@ -95,12 +94,10 @@ class LocalSource:
         name: str,
         checks: Mapping[str, Check],
         registry: CollectorRegistry | None = None,
-        streams: StreamsView | None = None,
     ) -> None:
         self._name = name
         self._checks = checks
         self._registry = registry
-        self._streams = streams
 
     def __repr__(self) -> str:
         return f"LocalSource({self._name})"
@@ -108,7 +105,6 @@ class LocalSource:
     async def sample(self) -> ServiceSample:
         health = health_body(self._name, await run_checks(self._checks))
         totals = {} if self._registry is None else sum_metrics(metrics.render(self._registry).decode())
-        state = None if self._streams is None else await self._streams.describe()
         return ServiceSample(
             name=self._name,
             url="",
@@ -116,7 +112,7 @@ class LocalSource:
             detail=describe_failing_checks(health["checks"]),
             checks=health["checks"],
             metrics=totals,
-            streams=state,
+            streams=None,
         )
 
 
