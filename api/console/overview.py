@@ -252,9 +252,9 @@ class GroupWatch:
         """
         rows: list[GroupState] = []
         for group in groups:
-            name = str(group["group"])
+            name = group["group"]
             self._add_rebalance(name, group, now_ms)
-            rate = self._lag_rate(name, int(group["lag"]), monotonic_ms)
+            rate = self._lag_rate(name, group["lag"], monotonic_ms)
             catch_up_s: float | None = None
             if group["lag"] == 0:
                 catch_up_s = 0.0

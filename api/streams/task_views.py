@@ -48,7 +48,8 @@ class TaskState(TypedDict, total=False):
     dead_letters: of.Count | None
     """Records and outputs that were sent to the dead-letter topic."""
     skipped_records: of.Count
-    """Records and outputs that an error handler skipped, and records whose time is too far ahead."""
+    """Records without a key or a value that an operation needs, records whose time is too far ahead, and records and
+    outputs that an error handler skipped."""
     restore_ms: of.Count | None
     """The duration of the last restore."""
     restored_windows: of.Count

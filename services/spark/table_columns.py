@@ -3,7 +3,7 @@
 A compaction only appends rows; rewrites and retention remove them. `state` is a log-structured snapshot: a window
 (partition, store, key and start) may have several rows, and the row with the highest changelog offset is valid. `live`
 is false if the window is gone. For each partition in which it finds something new, a compaction also appends one
-progress row to `state`. So live windows and progress change in one commit.
+progress row to `state`. So live rows and progress change in one commit.
 
 The columns are defined here as Arrow schemas; Spark SQL's columns are derived from them (`spark_sql.sql_columns`). The
 second half converts times, states and typed results to Arrow arrays. Only sketches become Python objects.

@@ -80,7 +80,8 @@ class Connector(ABC):
     def start(self, props: Props) -> Awaitable[None] | None:
         """Take the validated configuration. An error that it raises fails the connector.
 
-        The default keeps the configuration as `props`, for `task_configs`.
+        The default keeps the configuration as `props`, for the default `task_configs`. An override calls
+        `super().start(props)`, or `task_configs` is overridden too.
         """
         self.props = dict(props)
         return NOTHING

@@ -7,7 +7,7 @@ import pytest
 from bench import _kafka_streams, sessions
 from bench._sessions_data import LAWS
 
-LIVE_SESSION_BYTES = (50, 300)
+OPEN_SESSION_BYTES = (50, 300)
 """The allowed range: more than a count and a sum need, and less than one Python object per session."""
 
 
@@ -44,9 +44,9 @@ def test_contestants_that_only_read_run_on_one_topic(kind: str) -> None:
     assert len(names) == len(set(names)) == 2 + len(laws) * len(sessions.OURS)
 
 
-def test_live_sessions_take_little_memory() -> None:
+def test_open_sessions_take_little_memory() -> None:
     """An open session with a count and a mean takes between 50 and 300 bytes."""
-    least, most = LIVE_SESSION_BYTES
+    least, most = OPEN_SESSION_BYTES
     assert least < sessions.bytes_per_session(100_000) <= most
 
 

@@ -93,7 +93,7 @@ class ChangelogRange(NamedTuple):
 
     @property
     def covered(self) -> int:
-        """The first changelog offset whose changes of live windows the task must add to `state`."""
+        """The first changelog offset whose changes of live rows the task must add to `state`."""
         return self.first if self.newest is None else int(self.newest["changelog_offset"])
 
 

@@ -170,7 +170,7 @@ def test_rows_that_somebody_else_added_are_compared(tables_of: Callable[[], Lake
     assert of.is_right()
 
 
-def test_a_table_catches_up_in_several_runs(tables_of: Callable[[], Lake]) -> None:
+def test_a_table_catches_up_in_several_compactions(tables_of: Callable[[], Lake]) -> None:
     """Each compaction continues where the previous one ended. Nothing that a table lacks is deleted from the
     changelog."""
     of = tables_of()
@@ -178,11 +178,11 @@ def test_a_table_catches_up_in_several_runs(tables_of: Callable[[], Lake]) -> No
     for _ in range(3):
         of.compact()
     of.put_back("backup", CLOSED)
-    runs = 0
+    compactions = 0
     while of.compact(records=0, changelog_records_max=60, delete_covered=True).remaining_records:
-        runs += 1
-        assert runs < 50, "it does not come to an end"
-    assert runs > 2
+        compactions += 1
+        assert compactions < 50, "it does not come to an end"
+    assert compactions > 2
     assert of.is_right()
     of.compact(delete_covered=True)
     assert not of.reads_positions

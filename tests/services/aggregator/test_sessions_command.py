@@ -199,7 +199,7 @@ async def fill(cluster: FakeCluster, root: Path) -> dict[str, set[Window]]:
     chance.shuffle(windows)
     live, closed, in_tail = windows[:30], windows[30:60], windows[60:]
     of_lake = [(window, -1) for window in closed]
-    # These were appended by a run that ended before its snapshot.
+    # These were appended by a compaction that ended before its snapshot.
     of_lake += [((0, "torn", 0, end), 99) for end in range(40)]
     of_lake += [(window, 99) for window in in_tail[1::8]]
     write_lake(root, live, of_lake)

@@ -78,7 +78,7 @@ def lost() -> Any:
     raise CompactionConflict("x")
 
 
-def test_a_run_counts_though_the_deletion_failed() -> None:
+def test_a_compaction_counts_though_the_deletion_failed() -> None:
     """The report lists the failed step, and maintenance was still tried. `raise_first` raises the error."""
     messages = list[str]()
     job = Job(messages.append, AuthorizationFailed("no DELETE"))
