@@ -14,7 +14,8 @@ from pydantic import AfterValidator, Field
 from penstock.shared.common.settings import PositiveMs, Section
 from penstock.shared.streams.topology_loading import NAME_PATTERN
 
-CHANGELOG_RECORDS_MAX = 10_000_000  # takes two cores minutes and a few GB of Spark's scratch space
+# Takes two cores minutes and a few GB of Spark's scratch space.
+CHANGELOG_RECORDS_MAX = 10_000_000
 OPTIMIZE_FILES_MAX = 20
 RETENTION_HOURS_MIN = 24
 """The shortest time for which versions of the lake's tables stay readable: longer than a job, restore or query."""
@@ -23,7 +24,8 @@ RETENTION_DAYS_MAX = 100_000
 SPARK_MASTER = r"^(local(-cluster)?(\[.+\])?|spark://[^,]+:\d+(,[^,]+:\d+)*|yarn|k8s://.+)$"
 """Valid Spark masters; Spark's own launcher prints a stack trace for anything else."""
 
-_TIME_ZONE = "spark.sql.session.timeZone"  # Spark's names are case-sensitive
+# Spark's names are case-sensitive.
+_TIME_ZONE = "spark.sql.session.timeZone"
 _UTC = ("UTC", "Etc/UTC", "Z", "+00:00")
 
 KafkaTimeoutMs = Annotated[PositiveMs, Field(description="how long Kafka may take to respond about topics and offsets")]

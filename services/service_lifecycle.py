@@ -72,7 +72,8 @@ def serve(
 
     try:
         return run_process(run_daemon())
-    except ConfigError as e:  # raised by `make`: nothing has started yet
+    except ConfigError as e:
+        # Raised by `make`: nothing has started yet.
         print(f"{program}: {e}", file=sys.stderr)
         return ExitStatus.WRONG_SETTING
 
@@ -96,7 +97,8 @@ def _leave(status: int) -> None:
     log.warning("threads or tasks have not ended: the process exits without them", after_ms=EXIT_GRACE_MS)
     # `os._exit` drops what is buffered, such as lines that a sink connector printed for committed records.
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it
+        with contextlib.suppress(OSError, ValueError):
+            # Closed, or nobody reads it.
             stream.flush()
     os._exit(status)
 

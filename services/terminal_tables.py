@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-WIDTH_MIN = 100  # narrower than this, texts would wrap into towers
+# Narrower than this, texts would wrap into towers.
+WIDTH_MIN = 100
 _UNLIMITED = 10_000
 
 

@@ -216,7 +216,8 @@ def _expanded_connectors(herder: Herder, expand: list[str]) -> dict[str, Any]:
         try:
             connectors[name] = {part: details[part](name) for part in expand if part in details}
         except ConnectorNotFound:
-            continue  # deleted meanwhile, or its status is not known yet
+            # Deleted meanwhile, or its status is not known yet.
+            continue
     return connectors
 
 
@@ -360,7 +361,8 @@ def _plugin_routes(herder: Herder) -> APIRouter:
         config = properties_from_json(await json_body(request), "config")
         try:
             return json_response(await herder.validate(config, name))
-        except ConfigError as e:  # Kafka Connect answers 500 for an unknown class
+        except ConfigError as e:
+            # Kafka Connect answers 500 for an unknown class.
             return json_response({"error_code": INTERNAL_SERVER_ERROR, "message": str(e)}, INTERNAL_SERVER_ERROR)
 
     return router
@@ -392,7 +394,8 @@ def _admin_routes(herder: Herder) -> APIRouter:
         try:
             level_number(level)
         except ConfigError as e:
-            raise ConnectorNotFound(str(e)) from None  # 404, as in Kafka Connect
+            # 404, as in Kafka Connect.
+            raise ConnectorNotFound(str(e)) from None
         scope = request.query_params.get("scope", "worker").lower()
         if scope == "cluster":
             await herder.set_cluster_level(name, level)

@@ -205,7 +205,8 @@ class Guard:
                     response.headers["WWW-Authenticate"] = self._auth_challenge(headers)
                 await response(scope, receive, send_with_headers)
         except Exception as e:
-            if status:  # the response has begun: only a broken connection can report the error
+            if status:
+                # The response has begun: only a broken connection can report the error.
                 raise
             log.error("request failed", path=path, error=type(e).__name__, exc_info=e)
             problem = Problem(UNEXPECTED, "the request failed; the service's log has the reason")

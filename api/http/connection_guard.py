@@ -89,11 +89,16 @@ class GuardedHttp(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_request_line = True
         self._header_count = 0
-        self._last_bytes = b""  # the end of the last segment, where an empty line may have begun
-        self._body_header = b""  # Content-Length or Transfer-Encoding; empty if there is no body
-        self._body_left: int | None = None  # bytes, of a body of known length
-        self._bytes_beside_data = 0  # since the last data of a chunked body
-        self._hides_head = False  # while the body of a request with an upgrade has a parser of its own
+        # The end of the last segment, where an empty line may have begun.
+        self._last_bytes = b""
+        # Content-Length or Transfer-Encoding; empty if there is no body.
+        self._body_header = b""
+        # Bytes, of a body of known length.
+        self._body_left: int | None = None
+        # Since the last data of a chunked body.
+        self._bytes_beside_data = 0
+        # While the body of a request with an upgrade has a parser of its own.
+        self._hides_head = False
         self._unread = b""
         self._rejection: Problem | None = None
         self._discarded: int | None = None
@@ -171,7 +176,8 @@ class GuardedHttp(HttpToolsProtocol):
         super().data_received(segment)
         if self._reading is Reading.HEAD:
             self._in_request_line = self._in_request_line and b"\n" not in segment
-        else:  # a complete head, or empty lines before one
+        else:
+            # A complete head, or empty lines before one.
             self._head_bytes = 0
             self._last_bytes = b""
             self._in_request_line = True
@@ -208,7 +214,8 @@ class GuardedHttp(HttpToolsProtocol):
         self._header_count += 1
         if self._header_count > HEADERS_MAX:
             self._rejection = Problem(HEAD_TOO_LARGE, f"the request has more than {HEADERS_MAX} header fields")
-            raise ValueError("too many header fields")  # ends the parsing: see send_400_response
+            # Ends the parsing: see send_400_response.
+            raise ValueError("too many header fields")
         if self._reading is Reading.BODY:
             return
         if name.lower() in (b"content-length", b"transfer-encoding"):
@@ -301,7 +308,8 @@ class GuardedHttp(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self._head_timer = self.loop.call_later(LINGER_MS / 1000, self.transport.abort)
-        else:  # TLS cannot close one direction
+        else:
+            # TLS cannot close one direction.
             self.transport.close()
 
     def _expect_head(self) -> None:

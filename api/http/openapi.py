@@ -61,7 +61,8 @@ def complete_operations(document: dict[str, Any]) -> None:
         media_type, error = error_format_of(path)
         responses = operation["responses"]
         if "HTTPValidationError" in str(responses.get("422", "")):
-            del responses["422"]  # an invalid parameter or body is a 400 here
+            # An invalid parameter or body is a 400 here.
+            del responses["422"]
         responses.setdefault("default", {"description": "rejected or failed"})
         for status, response in responses.items():
             if not status.startswith("2"):

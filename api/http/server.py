@@ -116,7 +116,8 @@ class HttpServer:
         )
         try:
             config.load()
-        except (OSError, ValueError) as e:  # ssl.SSLError is an OSError
+        except (OSError, ValueError) as e:
+            # ssl.SSLError is an OSError.
             bound.close()
             raise ConfigError(f"http.ssl_certfile, http.ssl_keyfile: {e}") from None
         self._server = _Uvicorn(config)
@@ -160,7 +161,8 @@ def _bind_unix(path: Path) -> socket.socket:
     """Return a socket that is bound to this path. Raises ConfigError if it cannot be bound."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        path.unlink(missing_ok=True)  # left by a process that was killed
+        # Left by a process that was killed.
+        path.unlink(missing_ok=True)
         bound.bind(str(path))
         path.chmod(0o600)
         bound.setblocking(False)

@@ -114,7 +114,8 @@ class Turns:
         try:
             await granted
         except asyncio.CancelledError:
-            if not granted.cancelled():  # the turn was granted before the cancellation
+            if not granted.cancelled():
+                # The turn was granted before the cancellation.
                 self.release_one()
             raise
         return Turn(self)

@@ -140,7 +140,8 @@ class Admission:
             )
         try:
             await self._producer.partitions_for(topic)
-        except KafkaTimeout as e:  # no record has been sent yet
+        except KafkaTimeout as e:
+            # No record has been sent yet.
             raise BrokerNotAvailable(str(e)) from None
         self._accepted_topics.add(topic)
 

@@ -129,7 +129,8 @@ def cloudevent_from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:
 def cloudevent_from_json(value: bytes) -> CloudEvent:
     """Return an event in structured mode. Raises EventRejected if the value is not a CloudEvent."""
     try:
-        value.decode()  # msgspec.Raw is not checked
+        # msgspec.Raw is not checked.
+        value.decode()
         members = decode_json(value, dict[str, msgspec.Raw])
     except UnicodeDecodeError:
         raise explain_malformed(value, InvalidJson(NOT_UTF8)) from None

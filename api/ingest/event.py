@@ -279,7 +279,8 @@ def number_or_text(text: str) -> int | str:
 def _describe_event_time(ms: int) -> str:
     """Return an event time as an error message shows it."""
     # Python cannot convert integers of thousands of digits to text.
-    text = utc_text(min(max(ms, TIME_MS_MIN), TIME_MS_MAX))  # a number for a time without a date
+    # A number for a time without a date.
+    text = utc_text(min(max(ms, TIME_MS_MIN), TIME_MS_MAX))
     return "outside of the years 1 to 9999" if text.removeprefix("-").isdigit() else f"{text} UTC"
 
 
@@ -348,7 +349,8 @@ def _msgspec_error(message: str, value_bytes: int) -> tuple[int | None, str]:
     at = None if match is None else int(match[1])
     reason = _BYTE.sub("", message).removeprefix("JSON is malformed: ")
     if reason == "trailing characters" and at is not None:
-        at -= 1  # msgspec reports the position after the first trailing character
+        # Msgspec reports the position after the first trailing character.
+        at -= 1
     return at, reason
 
 

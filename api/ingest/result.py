@@ -69,7 +69,8 @@ class IngestResult:
         self._offsets: list[dict[str, int]] = []
         self._lasting_failure = ""
         self._is_unexpected_logged = False
-        self._popped_statuses: set[int] = set()  # of the errors that `pop_details` has returned
+        # Of the errors that `pop_details` has returned.
+        self._popped_statuses: set[int] = set()
         self._popped_count = 0
         self._popped_stored_count = 0
         self._popped_retry_after_s: int | None = None

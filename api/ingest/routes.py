@@ -200,7 +200,8 @@ class Ingest:
             raise
 
     def _count_failed_request(self, topic: str, error: Problem | PenstockError) -> None:
-        if isinstance(error, ClientDisconnected):  # some of its records may be stored
+        if isinstance(error, ClientDisconnected):
+            # Some of its records may be stored.
             log.info("client closed the connection within its body", topic=topic)
             self.metrics.answered(topic, CLIENT_CLOSED_REQUEST)
             return
@@ -209,7 +210,8 @@ class Ingest:
 
     async def _store_events(self, options: RequestOptions, request: Request) -> Response:
         media_type = check_media_type(request)
-        body = self.admission.body(request)  # before anything is awaited, so the queue has the order of arrival
+        # Before anything is awaited, so the queue has the order of arrival.
+        body = self.admission.body(request)
         await self.admission.check(options.topic, options.client)
         if options.atomic or KEY_HEADER in request.headers:
             return await self._store_atomically(options, request, media_type, body)

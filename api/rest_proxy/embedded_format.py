@@ -30,7 +30,8 @@ def decode_embedded(data: msgspec.Raw, data_format: EmbeddedFormat, name: str) -
     if data_format == "JSON":
         content = bytes(data)
         try:
-            content.decode()  # msgspec.Raw is not checked
+            # msgspec.Raw is not checked.
+            content.decode()
         except UnicodeDecodeError:
             raise EventRejected(INVALID, f"{name} is not UTF-8") from None
         return None if content == b"null" else content

@@ -47,7 +47,8 @@ def error_status_of(error: BaseException) -> tuple[int, dict[str, str]]:
     code = error_code_of(error)
     status = kind.status
     if status < INTERNAL_SERVER_ERROR:
-        status = code if code < 1_000 else code // 100  # 40402 is a 404
+        # 40402 is a 404.
+        status = code if code < 1_000 else code // 100
     return status, retry_after_header(kind.retry_after_s)
 
 

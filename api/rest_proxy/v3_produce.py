@@ -177,7 +177,8 @@ class DeliveryReports(Response):
                 if self._is_connected:
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                     status = OK
-            except ClientDisconnected:  # before the first report, or after the last one
+            except ClientDisconnected:
+                # Before the first report, or after the last one.
                 pass
             finally:
                 self._producer.answered(self._topic, status, self.reader)
@@ -223,7 +224,8 @@ class DeliveryReports(Response):
         """Send the records of a group. Returns the task that returns their reports."""
         try:
             sent = await self.send(objects, objects_read)
-        except Problem as e:  # the response has begun, so the error becomes a row
+        except Problem as e:
+            # The response has begun, so the error becomes a row.
             row = {"error_code": rest_error_code(e.kind, "/v3/"), "message": e.detail}
             return asyncio.ensure_future(_error_reports(row, len(objects)))
         return asyncio.ensure_future(self._reports_of_group(sent))

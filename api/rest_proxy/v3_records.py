@@ -218,7 +218,8 @@ class RecordStreamSplitter:
             at = mark.end()
             character = rest[mark.start()]
             if character == ord("\\"):
-                if at == len(rest):  # the escaped character has not arrived yet
+                if at == len(rest):
+                    # The escaped character has not arrived yet.
                     self._scanned = mark.start()
                     return None
                 at += 1

@@ -114,7 +114,8 @@ class DeadLetterCounter:
                     if len(columns):
                         end = int(columns.offsets[-1]) + 1
                         self._counted[tp] = (read._replace(end=end), records + len(columns))
-                for tp in starts:  # the end was reached: remaining offsets of a span belong to transaction markers
+                for tp in starts:
+                    # The end was reached: remaining offsets of a span belong to transaction markers.
                     read, records = self._counted[tp]
                     self._counted[tp] = (read._replace(end=spans[tp].end), records)
         except TimeoutError:

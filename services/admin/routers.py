@@ -28,7 +28,8 @@ def forwarded_documents() -> list[Document]:
     # The import takes half a second, and only the OpenAPI document needs it.
     from penstock.api.connect.routes import create_connect_app
 
-    unused: Any = None  # the document needs the routes, which are never called
+    # The document needs the routes, which are never called.
+    unused: Any = None
     connect = create_connect_app(unused).openapi()
     streams = create_app(streams=streams_router(unused, stores_router(unused))).openapi()
     return [forwarded_paths(connect, *CONNECT_PATHS), forwarded_paths(streams, *STREAMS_PATHS)]

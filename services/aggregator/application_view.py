@@ -117,8 +117,10 @@ class ApplicationView:
         self._tokens = tokens
         self.url = ""
         try:
-            verify = ssl.create_default_context(cafile=settings.ssl_cafile)  # None: the system's CA certificates
-        except OSError as e:  # ssl.SSLError is one
+            # None: the system's CA certificates.
+            verify = ssl.create_default_context(cafile=settings.ssl_cafile)
+        except OSError as e:
+            # ssl.SSLError is one.
             raise ConfigError(f"queries.ssl_cafile: {settings.ssl_cafile}: {e.strerror or e}") from None
         limits = httpx.Limits(max_connections=CONNECTIONS_MAX)
         self._client = httpx.AsyncClient(
@@ -176,7 +178,8 @@ class ApplicationView:
         parts = self._partition_owners()
         # Raises ConfigError if there is no such store, WrongContinuation if the continuation is invalid.
         own = msgspec.to_builtins(await self._own.read_store(store, **params), str_keys=True)
-        if own["kind"] == GLOBAL_TABLE:  # each instance has a full copy
+        if own["kind"] == GLOBAL_TABLE:
+            # Each instance has a full copy.
             return {**own, "missing": []}
         if not any(parts):
             raise Problem(INCOMPLETE, "the source topics are not known yet")

@@ -27,7 +27,8 @@ from penstock.shared.streams.settings import StreamsSettings
 
 log = get_logger(__name__)
 
-COMPACTIONS_MAX = 20  # compactions in the lake that are kept for REST and the dashboard
+# Compactions in the lake that are kept for REST and the dashboard.
+COMPACTIONS_MAX = 20
 
 
 class CompactionLag(NamedTuple):

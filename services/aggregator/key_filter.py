@@ -15,7 +15,8 @@ from typing import Any
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.streams.topology import KeyType
 
-INTEGER_BYTES = (4, 8)  # as Kafka's serializers of Integer and Long have them
+# As Kafka's serializers of Integer and Long have them.
+INTEGER_BYTES = (4, 8)
 
 
 class KeyFilter:

@@ -44,11 +44,13 @@ from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology_loading import load_topology
 
 PROGRAM = "penstock aggregator"
-STUCK_MS = 60_000  # a turn polls, processes and commits: it takes a fraction of a second
+# A turn polls, processes and commits: it takes a fraction of a second.
+STUCK_MS = 60_000
 # Shares of `shutdown_timeout_ms`. A compaction is stopped meanwhile.
 WORKER_SHARE = 0.7
 REQUEST_SHARE = 0.1
-WALK_MS = 10  # a store is read in slices of this time; a busy worker processes ten times as long in between
+# A store is read in slices of this time; a busy worker processes ten times as long in between.
+WALK_MS = 10
 
 
 class Aggregator:

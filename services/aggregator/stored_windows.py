@@ -152,7 +152,8 @@ def _estimate_distinct_count(name: str, sketch: bytes) -> int:
     """Return the aggregation's result. Raises DataError, which names the aggregation, if `sketch` is not an HLL."""
     try:
         estimate: float = datasketches.hll_sketch.deserialize(sketch).get_estimate()
-    except (IndexError, RuntimeError, ValueError) as e:  # the library's errors
+    except (IndexError, RuntimeError, ValueError) as e:
+        # The library's errors.
         raise DataError(f"a stored window's result {name!r} cannot be decoded: {e}") from None
     return round(estimate)
 

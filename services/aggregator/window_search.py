@@ -25,7 +25,8 @@ from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema
 
 T = TypeVar("T")
 
-FINDING_MAX = 2  # queries that read the changelog at once
+# Queries that read the changelog at once.
+FINDING_MAX = 2
 EVER_MS = (-(2**62), 2**62)
 BUSY = ErrorKind(TOO_MANY_REQUESTS, "TOO_MANY_QUERIES", "Too many queries at once", 1)
 NO_LAKE = ErrorKind(CONFLICT, "NO_LAKE", "Closed windows are in the lake, and no lake is set")
@@ -139,7 +140,8 @@ async def run_search_in_thread(search: Callable[[], Coroutine[Any, Any, T]]) -> 
         task = asyncio.current_task()
         assert task is not None
         running.append((asyncio.get_running_loop(), task))
-        if is_cancelled:  # before a thread was free
+        if is_cancelled:
+            # Before a thread was free.
             raise asyncio.CancelledError
         return await search()
 
@@ -147,8 +149,10 @@ async def run_search_in_thread(search: Callable[[], Coroutine[Any, Any, T]]) -> 
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:
-        is_cancelled = True  # first, because a search that begins now adds itself to `running` before it looks
+        # First, because a search that begins now adds itself to `running` before it looks.
+        is_cancelled = True
         for loop, task in running:
-            with contextlib.suppress(RuntimeError):  # it has just ended
+            with contextlib.suppress(RuntimeError):
+                # It has just ended.
                 loop.call_soon_threadsafe(task.cancel)
         raise

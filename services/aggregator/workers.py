@@ -181,7 +181,8 @@ class WorkerSupervisor:
     """The service; see `penstock.services.service_lifecycle`."""
 
     def __init__(self, settings: AggregatorSettings, arguments: Sequence[str]) -> None:
-        load_topology(settings.topology, settings.topology_options)  # errors of the topology are reported here, once
+        # Errors of the topology are reported here, once.
+        load_topology(settings.topology, settings.topology_options)
         self._settings = settings
         self._arguments = list(arguments)
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))

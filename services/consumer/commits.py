@@ -157,7 +157,8 @@ class TransactionalCommits:
                 while self._task is not None and not self._task.done():
                     await asyncio.wait({self._task})
                 if self._task is not None and (error := self._task.exception()) is not None:
-                    raise error  # no other caller may have received it
+                    # No other caller may have received it.
+                    raise error
                 self._task = asyncio.create_task(self._commit_pending_outputs(), name="transaction")
                 return await asyncio.shield(self._task)
         # Two cases, both harmless when the partition moves to another member:
@@ -196,7 +197,8 @@ class TransactionalCommits:
             self._metrics.transactions["failed"].inc()
             self._metrics.commit_failures.inc()
             log.warning("transaction aborted", error=type(e).__name__, reason=str(e), outputs=len(taken))
-            self._pending[:0] = taken  # before newer output, so that each key's output stays in order
+            # Before newer output, so that each key's output stays in order.
+            self._pending[:0] = taken
             return False
         self._metrics.transactions["ok"].inc()
         for output in taken:

@@ -138,7 +138,8 @@ class Executor:
             if self._decode is not bytes_deserializer:
                 try:
                     record = replace(record, value=self._decode(record.topic, record.value))
-                except Exception as e:  # a type's own __post_init__ may raise anything
+                except Exception as e:
+                    # A type's own __post_init__ may raise anything.
                     dead_letters.append((work, DeadLetter.of(work.record, STAGE_DESERIALIZE, e, 1, self._group)))
                     continue
             works.append(work)
@@ -295,7 +296,8 @@ class Executor:
             partition = work.columns.topic_partition
             failures = work.memo.failures if isinstance(work.memo, _UnwrittenDeadLetter) else 0
             if error is None:
-                if failures >= UNWRITTEN_TRIES:  # else the entry is of another record, which is still unwritten
+                if failures >= UNWRITTEN_TRIES:
+                    # Else the entry is of another record, which is still unwritten.
                     self.unwritten.pop(partition, None)
                 outcome.finished.append(work)
                 self._metrics.dead_letters(topic).inc()

@@ -76,7 +76,8 @@ class HandlerLoop(RebalanceListener):
         self._commits: Commits = commits or OffsetCommits(consumer, scheduler, metrics)
         self._tasks: dict[Execution, asyncio.Task[None]] = {}
         self._paused: set[TopicPartition] = set()
-        metrics.in_flight.set_function(self._tasks.__len__)  # the registry may outlive the runner
+        # The registry may outlive the runner.
+        metrics.in_flight.set_function(self._tasks.__len__)
         self._skipped = 0
         self._stopping = False
         self._crash: BaseException | None = None
@@ -119,7 +120,8 @@ class HandlerLoop(RebalanceListener):
             self._deliver_to_scheduler(columns)
         self._start_executions()
         now_ms = self._clock.monotonic_ms()
-        if self._pass_over():  # a first position must be committed at once, see `_pass_over`
+        if self._pass_over():
+            # A first position must be committed at once, see `_pass_over`.
             self._commit_due_ms = now_ms
         if (now_ms >= self._commit_due_ms or self._commits.is_full) and not self._is_commit_running:
             self._committing = asyncio.create_task(self._commit_offsets())
@@ -144,7 +146,8 @@ class HandlerLoop(RebalanceListener):
 
     def _deliver_to_scheduler(self, columns: Columns) -> None:
         if columns.topic_partition not in self.scheduler.partitions:
-            return  # polled just before the partition was revoked; not committed, so the next owner handles it
+            # Polled just before the partition was revoked; not committed, so the next owner handles it.
+            return
         self.scheduler.deliver(columns)
         if self.scheduler.skipped != self._skipped:
             self._metrics.skipped(columns.topic).inc(self.scheduler.skipped - self._skipped)
@@ -193,7 +196,8 @@ class HandlerLoop(RebalanceListener):
         outcome = None
         try:
             outcome = await self._executor.run(execution, self._tasks[execution])
-        except Exception as e:  # not of the handler, which the executor handles: the loop cannot continue
+        except Exception as e:
+            # Not of the handler, which the executor handles: the loop cannot continue.
             self._crash = e
             self._stopping = True
         finally:
@@ -265,7 +269,8 @@ class HandlerLoop(RebalanceListener):
             try:
                 position = self._consumer.known_position(partition)
                 fetched_lag = self._consumer.known_lag(partition)
-            except IllegalState:  # closed meanwhile
+            except IllegalState:
+                # Closed meanwhile.
                 return
             behind = ends[partition] - position if partition in ends and position is not None else fetched_lag
             lag = max(0, behind or 0) + self.scheduler.unfinished(partition)
@@ -326,7 +331,8 @@ class HandlerLoop(RebalanceListener):
                 _, left = await asyncio.wait(tasks, timeout=drain_timeout_ms / 1000)
             await self._cancel_handlers([execution for execution in in_flight if self._tasks.get(execution) in left])
             committed = await self._commits.commit(partitions, GIVE_UP_COMMIT_TIMEOUT_MS)
-        finally:  # also after an error: the partitions belong to the next owner now
+        finally:
+            # Also after an error: the partitions belong to the next owner now.
             self.scheduler.lost(partitions)
             self._forget_partitions(partitions)
         log.info(
@@ -344,7 +350,8 @@ class HandlerLoop(RebalanceListener):
             if stubborn:
                 log.error("cancelled handlers did not end, their results will be ignored", count=len(stubborn))
         for execution, task in tasks.items():
-            if task.done() and execution in self._tasks:  # cancelled before its first step: its own cleanup did not run
+            if task.done() and execution in self._tasks:
+                # Cancelled before its first step: its own cleanup did not run.
                 del self._tasks[execution]
                 self._settle_execution(execution, Outcome(retry=list(execution.works)))
 

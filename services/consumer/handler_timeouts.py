@@ -19,7 +19,8 @@ class CallLimits:
 
     def __init__(self, timeout_ms: int) -> None:
         self.timeout_ms = timeout_ms
-        self._ends: dict[asyncio.Task[Any], float] = {}  # in the order of the times
+        # In the order of the times.
+        self._ends: dict[asyncio.Task[Any], float] = {}
         self._cancelled: dict[asyncio.Task[Any], int] = {}
         self._timer: asyncio.TimerHandle | None = None
 

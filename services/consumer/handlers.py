@@ -91,7 +91,8 @@ class Handler:
             return self._timeout_error(limits, e) if is_over else e
         except KeyboardInterrupt:
             raise
-        except BaseException as e:  # SystemExit, for example: a handler must not end the daemon
+        except BaseException as e:
+            # SystemExit, for example: a handler must not end the daemon.
             return HandlerExited(f"{self.name} raised {type(e).__name__}: {error_text(e)}")
 
     def _timeout_error(self, limits: CallLimits, raised: Exception | None = None) -> HandlerTimeout:
@@ -164,7 +165,8 @@ def load_object(spec: str, setting: str) -> Any:
         if isinstance(e, ModuleNotFoundError) and f"{module_name}.".startswith(f"{e.name}."):
             raise ConfigError(f"{setting}: no module {e.name!r} (searched from {here})") from None
         raise ConfigError(f"{setting}: {spec}: {e}") from e
-    except (TypeError, ValueError) as e:  # a relative or empty name
+    except (TypeError, ValueError) as e:
+        # A relative or empty name.
         raise ConfigError(f"{setting}: {spec!r}: {e}") from None
     for part in path.split("."):
         if not hasattr(found, part):

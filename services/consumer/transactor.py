@@ -149,7 +149,8 @@ class OutputTransactor:
             try:
                 await producer.abort_transaction()
                 return
-            except SPENT:  # the next producer's init_transactions aborts the transaction
+            except SPENT:
+                # The next producer's init_transactions aborts the transaction.
                 await self.close()
                 return
             except RetriableError as e:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from enum import Enum
 
 SHOWN_LINES = 8
-FULL_BELOW_BYTES = 65_536  # less than the broker needs for its next small file and its log line
+# Less than the broker needs for its next small file and its log line.
+FULL_BELOW_BYTES = 65_536
 
 
 class Cause(Enum):

@@ -38,20 +38,24 @@ from penstock.shared.common.java.jars import fetch_jars
 from penstock.shared.common.java.properties_file import render_properties
 from penstock.shared.common.log import get_logger
 
-PROBE_API_KEY = 18  # ApiVersions
+# ApiVersions.
+PROBE_API_KEY = 18
 PROBE_CORRELATION_ID = 1
-PROBE_RESPONSE_BYTES_MAX = 65_536  # a broker lists about a hundred APIs of six bytes; anything larger is not Kafka
+# A broker lists about a hundred APIs of six bytes; anything larger is not Kafka.
+PROBE_RESPONSE_BYTES_MAX = 65_536
 
 log = get_logger(__name__)
 
 DEFAULT_SETTINGS = EmbeddedKafkaSettings()
-PORT_ATTEMPTS = 5  # each attempt can lose a race against another process for a free port
+# Each attempt can lose a race against another process for a free port.
+PORT_ATTEMPTS = 5
 POLL_MS = 50
 PROBE_TIMEOUT_MS = 2_000
 LOG_LINES = 400
 # With less, a broker starts but fails at its first topics: index files alone map 20 MiB a partition.
 MIN_FREE_BYTES = 64 * 1024 * 1024
-META_PROPERTIES = "meta.properties"  # Kafka's formatting writes it last, so without it the folder is not formatted
+# Kafka's formatting writes it last, so without it the folder is not formatted.
+META_PROPERTIES = "meta.properties"
 
 
 class KafkaDied(FatalError):
@@ -200,7 +204,8 @@ class EmbeddedKafka:
             if await self._wait_for_broker_response(child, taken[config.CLIENT_LISTENER]):
                 self._ports = taken
                 return
-            self._child = None  # it has ended
+            # It has ended.
+            self._child = None
             # Only a lost race for a free port is worth another attempt.
             if not (first_start and attempts_left and find_cause(self._broker_output(child)) is Cause.PORT_TAKEN):
                 raise KafkaDied(f"the embedded Kafka did not start: {self._explain_broker_end(child)}")
@@ -246,7 +251,8 @@ class EmbeddedKafka:
                 await child.wait()
         except TimeoutError:
             log.warning("formatting took longer than start_timeout_ms")
-        finally:  # also after a cancellation, which must not leave a JVM that writes into the folder
+        finally:
+            # Also after a cancellation, which must not leave a JVM that writes into the folder.
             status = await child.terminate(0)
         if status != 0:
             raise KafkaDied(

@@ -15,7 +15,8 @@ from penstock.shared.common.errors import ConfigError
 
 FIRST = 20_000
 LAST = 32_000
-ATTEMPTS = 200  # for all ports of one call of `pick`: if these do not suffice, something else is wrong
+# For all ports of one call of `pick`: if these do not suffice, something else is wrong.
+ATTEMPTS = 200
 
 
 class PortTaken(ConfigError):

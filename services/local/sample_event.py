@@ -24,7 +24,8 @@ from penstock.shared.streams.topology import ProcessorNode, SourceNode, Topology
 KEY = "ann"
 TIME = "2024-05-01T10:00:00Z"
 TIME_MS = 1_714_557_600_000
-DEPTH_MAX = 8  # of nested types, which may refer to themselves
+# Of nested types, which may refer to themselves.
+DEPTH_MAX = 8
 _SAMPLES: Mapping[type, Any] = {
     inspect.BoolType: True,
     inspect.IntType: 1,
@@ -84,7 +85,8 @@ def sample_event_fields(topology: Topology, topic: str) -> dict[str, Any]:
         for aggregation in (a for store in stores for a in topology.stores[store].aggregations):
             if aggregation.field is not None:
                 fields[aggregation.field] = _sample_of_aggregated_field(aggregation, aggregation.field)
-        if not stores:  # the values behind an aggregate are its results
+        if not stores:
+            # The values behind an aggregate are its results.
             names += topology.children.get(name, [])
     return fields
 

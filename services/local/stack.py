@@ -26,12 +26,15 @@ from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.setting_names import ENV_PREFIX
 
 HOST = "127.0.0.1"
-SHUTDOWN_TIMEOUT_MS = 30_000  # a service's limit if its spec names no other
-KILL_GRACE_MS = 2_000  # beyond that limit: for the end of the process after its shutdown
+# A service's limit if its spec names no other.
+SHUTDOWN_TIMEOUT_MS = 30_000
+# Beyond that limit: for the end of the process after its shutdown.
+KILL_GRACE_MS = 2_000
 HEALTH_INTERVAL_MS = 100
 HEALTH_STILL_MS = 300_000
 """A service whose `/health` stays the same for so long is stuck. On a loaded machine imports alone take a minute."""
-HEALTH_REPORT_MS = 10_000  # how often the reason for waiting is reported
+# How often the reason for waiting is reported.
+HEALTH_REPORT_MS = 10_000
 _DIGITS = re.compile(r"\d+")
 REQUEST_TIMEOUT_MS = 5_000
 

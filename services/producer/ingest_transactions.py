@@ -64,10 +64,12 @@ class KafkaTransactor:
             }
         )
         self._name = f"{settings.idempotency_topic}-atomic-{uuid.uuid4().hex[:12]}"
-        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()  # all that were started
+        # All that were started.
+        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         self._idle: list[Producer] = []
         self._slots = asyncio.Semaphore(settings.atomic_producers)
-        self._opened = 0  # producers of `?atomic=true`, for the number in the next transactional id
+        # Producers of `?atomic=true`, for the number in the next transactional id.
+        self._opened = 0
         self._partitions: list[KeyedTransactions] | None = None
         self._opening = asyncio.Lock()
         self._running: set[asyncio.Task[object]] = set()
@@ -123,7 +125,8 @@ class KafkaTransactor:
     def _transaction_ended(self, task: asyncio.Task[object]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # retrieved, or asyncio logs it as never retrieved
+            # Retrieved, or asyncio logs it as never retrieved.
+            task.exception()
 
     async def _store_atomically(self, records: Sequence[ProducerRecord]) -> Sequence[Outcome]:
         async with self._slots:

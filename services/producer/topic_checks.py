@@ -42,7 +42,8 @@ class TopicCheckingProducer:
             if len(self._looked_up_ms) >= TOPICS_MAX:
                 self._looked_up_ms.clear()
             if looked_up_ms is not None:
-                self._looked_up_ms[topic] = now_ms  # concurrent requests do not look it up as well
+                # Concurrent requests do not look it up as well.
+                self._looked_up_ms[topic] = now_ms
             try:
                 await self._admin.describe_topics([topic], timeout_ms=LOOKUP_TIMEOUT_MS)
             except BaseException:

@@ -115,7 +115,8 @@ def batch_main(arguments: list[str]) -> int:
     except ConfigError as e:
         return _print_to_stderr(str(e), ExitStatus.WRONG_SETTING)
     except PenstockError as e:
-        if stop.is_set():  # commits before the stop are kept, and the next batch continues after them
+        if stop.is_set():
+            # Commits before the stop are kept, and the next batch continues after them.
             return _print_to_stderr(f"stopped during a batch: {e}")
         return _print_to_stderr(f"{type(e).__name__}: {e}", ExitStatus.FAILED)
     return ExitStatus.OK

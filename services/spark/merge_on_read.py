@@ -36,7 +36,8 @@ MERGEABLE = {
     "collect_set": "CollectSet",
 }
 """The aggregations that can be merged on read, with their names in the public API."""
-_OWN = frozenset((Latest.function,))  # kept by the operator beside the user's aggregations
+# Kept by the operator beside the user's aggregations.
+_OWN = frozenset((Latest.function,))
 _KINDS = frozenset(("session", "tumbling", "hopping"))
 # The order in which a window's rows are merged.
 _WINDOWS = 0
@@ -159,7 +160,8 @@ def _merged_state_columns(aggregation: AggregationSchema) -> list[tuple[str, Spa
     if function == "latest":
         return [null_if_incomplete("ms", F.max(state_column("ms")))]
     if function == "count_distinct":
-        one = F.count(F.lit(1)) == 1  # a single sketch keeps more of the order of values than a union does
+        # A single sketch keeps more of the order of values than a union does.
+        one = F.count(F.lit(1)) == 1
         return [
             null_if_incomplete(
                 "hll", F.when(one, F.first(state_column("hll"))).otherwise(F.hll_union_agg(state_column("hll")))
@@ -176,7 +178,8 @@ def _merged_state_columns(aggregation: AggregationSchema) -> list[tuple[str, Spa
         number = {"min": F.min, "max": F.max}[function](value)
     elif type_ == "int64":
         number = F.sum(value)
-    else:  # add in the order of the stream: sums of floats depend on it
+    else:
+        # Add in the order of the stream: sums of floats depend on it.
         values = F.transform(F.filter(values_in_merge_order(name), lambda one: one["n"] > 0), lambda one: one["value"])
         nothing = F.lit(None).cast("double")
         number = F.reduce(values, nothing, lambda sum_, one: F.coalesce(sum_ + one, one))

@@ -53,12 +53,15 @@ from penstock.shared.common.java.properties_file import render_properties
 SPARK_JARS = read_jar_set(Path(__file__).with_name("spark_jars.json"))
 # Of the same version as pyspark's hadoop-client: another version of the connector would not load.
 S3_JARS = read_jar_set(Path(__file__).with_name("s3_jars.json"))
-SKETCHES_MAX = 30_000  # in memory at a time in each task: 60 MB of the largest
+# In memory at a time in each task: 60 MB of the largest.
+SKETCHES_MAX = 30_000
 # Most of a short job's time is the JVM compiling itself: stopping at the quick compiler halved the CPU time of a job
 # over 300,000 records. A configured spark.driver.extraJavaOptions comes after these options and so overrides them.
 LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m"
-ARROW_BATCH_ROWS = 50_000  # numpy's fixed costs vanish well below it
-ARROW_BATCH_BYTES = 16 * 1024 * 1024  # a worker needs a few times as much, however big states are
+# Numpy's fixed costs vanish well below it.
+ARROW_BATCH_ROWS = 50_000
+# A worker needs a few times as much, however big states are.
+ARROW_BATCH_BYTES = 16 * 1024 * 1024
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 CLASS_PATH = "spark.driver.extraClassPath"
 _MEANINGS = {
@@ -66,12 +69,16 @@ _MEANINGS = {
     "JAVA_GATEWAY_EXITED": "Java exited at once; its output is above (check spark.driver_memory and spark.conf)",
 }
 """The meaning of the messages with which Spark or its launcher fails to start, by a text that they contain."""
-STOP_POLL_S = 0.5  # how often jobs are cancelled after a stop
-TASK_ATTEMPTS = 4  # at a task, as with Spark's clusters
+# How often jobs are cancelled after a stop.
+STOP_POLL_S = 0.5
+# At a task, as with Spark's clusters.
+TASK_ATTEMPTS = 4
 STANDALONE_SCHEME = "spark://"
 S3_SCHEME = "s3a://"
-CONNECT_TIMEOUT_S = 5.0  # of each address of a master
-SUBMIT_ARGS = "PYSPARK_SUBMIT_ARGS"  # which pyspark hands to Spark's launcher
+# Of each address of a master.
+CONNECT_TIMEOUT_S = 5.0
+# Which pyspark hands to Spark's launcher.
+SUBMIT_ARGS = "PYSPARK_SUBMIT_ARGS"
 SCRATCH_PREFIX = "penstock-spark-"
 SCRATCH_LOCK = "in-use"
 _DEFAULT_SUBMIT_ARGS = "pyspark-shell"
@@ -84,7 +91,8 @@ def use_java(java: Java) -> None:
 
     Spark's launcher uses the Java of JAVA_HOME, or else the one on PATH.
     """
-    if (java.home / "bin" / "java").exists():  # a version manager may have no such file
+    if (java.home / "bin" / "java").exists():
+        # A version manager may have no such file.
         os.environ["JAVA_HOME"] = str(java.home)
 
 
@@ -128,7 +136,8 @@ def spark_session(settings: SparkSettings, application: str, *uris: str) -> Iter
         try:
             yield spark
         finally:
-            with suppress(Py4JError, ConnectionError):  # the JVM may have ended
+            with suppress(Py4JError, ConnectionError):
+                # The JVM may have ended.
                 spark.stop()
 
 
@@ -274,7 +283,8 @@ def spark_archive(java: Java, jars: list[Path]) -> Path:
 def _end_jvm(gateway: Any) -> bool:
     """End the JVM of a stopped session, which then writes its archive. Returns whether it has ended in time."""
     gateway.shutdown()
-    gateway.proc.stdin.close()  # the JVM ends with its standard input
+    # The JVM ends with its standard input.
+    gateway.proc.stdin.close()
     with suppress(subprocess.TimeoutExpired):
         gateway.proc.wait(DUMP_TIMEOUT_MS / 1000)
     return gateway.proc.poll() is not None
@@ -327,7 +337,8 @@ def connection_failure(master: str) -> str | None:
         try:
             with socket.create_connection((host, port), CONNECT_TIMEOUT_S):
                 return None
-        except (OSError, OverflowError, UnicodeError) as e:  # OverflowError: invalid port; UnicodeError: invalid host
+        except (OSError, OverflowError, UnicodeError) as e:
+            # OverflowError: invalid port; UnicodeError: invalid host.
             failures.append(f"{host}:{port}: {getattr(e, 'strerror', None) or e}")
     return "; ".join(failures) or None
 
@@ -373,7 +384,8 @@ def scratch_folder(root: Path | None = None) -> Iterator[str]:
         made = Path(work) / f"{SCRATCH_LOCK}.made"
         lock = FileLock(made)
         lock.try_acquire()
-        made.rename(made.with_name(SCRATCH_LOCK))  # other jobs see it only once it is locked
+        # Other jobs see it only once it is locked.
+        made.rename(made.with_name(SCRATCH_LOCK))
         try:
             yield work
         finally:
@@ -385,7 +397,8 @@ def remove_abandoned(root: Path) -> list[Path]:
     removed = []
     for folder in root.glob(f"{SCRATCH_PREFIX}*"):
         lock = FileLock(folder / SCRATCH_LOCK)
-        with suppress(OSError):  # the folder may belong to another user
+        with suppress(OSError):
+            # The folder may belong to another user.
             if not folder.is_symlink() and (folder / SCRATCH_LOCK).is_file() and lock.try_acquire():
                 shutil.rmtree(folder, ignore_errors=True)
                 removed.append(folder)

@@ -28,8 +28,10 @@ from penstock.shared.streams.changelog.store_schema import AggregationSchema, St
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 DAY_MS = 86_400_000
-TIMESTAMP_MS_MAX = 253_402_300_799_999  # the end of year 9999: the last time that timestamps of all engines can hold
-MICROSECONDS = 1_000  # in a millisecond
+# The end of year 9999: the last time that timestamps of all engines can hold.
+TIMESTAMP_MS_MAX = 253_402_300_799_999
+# In a millisecond.
+MICROSECONDS = 1_000
 RESULT_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "json": pa.string()}
 
 STATE = "state"

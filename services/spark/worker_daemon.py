@@ -23,7 +23,8 @@ def without_archives(path: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    gc.disable()  # during the imports, of which a tenth of the time would be the collector's
+    # During the imports, of which a tenth of the time would be the collector's.
+    gc.disable()
 
 for archive in set(sys.path).difference(without_archives(sys.path)):
     sys.path.remove(archive)

@@ -25,14 +25,16 @@ import time
 
 DEFAULT_LIMIT_MS = 10_000
 _USAGE = "usage: child_guard [--limit-ms N] [--log FILE] [--report-fd FD] -- COMMAND …"
-NOT_STARTED = 127  # the status that a shell returns for a command that it cannot run
+# The status that a shell returns for a command that it cannot run.
+NOT_STARTED = 127
 
 
 def main(arguments: list[str]) -> int:
     """Run one command and end it when the parent ends. The module describes arguments and exit status."""
     limit_ms, log, report_fd, command = _parse_arguments(arguments)
     if report_fd is not None:
-        os.set_inheritable(report_fd, False)  # its end tells the parent that the guard has ended
+        # Its end tells the parent that the guard has ended.
+        os.set_inheritable(report_fd, False)
     wakeup = _wake_on_signals()
     try:
         pid = _spawn_child(command, log)
@@ -101,7 +103,8 @@ def _watch_child(pid: int, wakeup: int, limit_ms: int) -> int:
         if stopping and kill_at is None:
             kill_at = now + limit_ms / 1000
             _signal_child(pid, signal.SIGTERM)
-            _signal_child(pid, signal.SIGCONT)  # a stopped child would never see the SIGTERM
+            # A stopped child would never see the SIGTERM.
+            _signal_child(pid, signal.SIGCONT)
         elif kill_at is not None and now >= kill_at:
             _signal_group(pid, signal.SIGKILL)
             kill_at = now + limit_ms / 1000
@@ -122,7 +125,8 @@ def _signal_child(pid: int, number: int) -> None:
 def _signal_group(pid: int, number: int) -> None:
     try:  # noqa: SIM105
         os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):  # macOS returns EPERM for a group of zombies
+    except (ProcessLookupError, PermissionError):
+        # macOS returns EPERM for a group of zombies.
         pass
 
 
@@ -131,7 +135,8 @@ def _report_to_parent(report_fd: int | None, line: str) -> None:
         return
     try:  # noqa: SIM105
         os.write(report_fd, f"{line}\n".encode())
-    except OSError:  # no one reads it any more; the child's end matters, not the report
+    except OSError:
+        # No one reads it any more; the child's end matters, not the report.
         pass
 
 

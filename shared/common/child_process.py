@@ -24,10 +24,14 @@ from penstock.shared.common import child_guard
 from penstock.shared.common.errors import ConfigError, FatalError
 
 LOG_TAIL_LINES = 20
-LOG_TAIL_BYTES = 65_536  # enough for twenty long lines, and a bound on what one error reads
-LOG_MAX_BYTES = 10 * 1024 * 1024  # a longer log of earlier runs is moved aside (one is kept) when a child starts
-OUTPUT_BYTES_MAX = 256 * 1024  # of the end of each piped output that are kept
-KILL_WAIT_MS = 10_000  # SIGKILL takes effect at once unless the kernel holds the process in uninterruptible I/O
+# Enough for twenty long lines, and a bound on what one error reads.
+LOG_TAIL_BYTES = 65_536
+# A longer log of earlier runs is moved aside (one is kept) when a child starts.
+LOG_MAX_BYTES = 10 * 1024 * 1024
+# Of the end of each piped output that are kept.
+OUTPUT_BYTES_MAX = 256 * 1024
+# SIGKILL takes effect at once unless the kernel holds the process in uninterruptible I/O.
+KILL_WAIT_MS = 10_000
 _READ_BYTES = 65_536
 _GUARD_COMMAND = (sys.executable, "-I", "-S", child_guard.__file__)
 
@@ -111,7 +115,8 @@ class ChildProcess:
         try:
             await child._started.wait()
         except asyncio.CancelledError:
-            guard.terminate()  # it ends its child
+            # It ends its child.
+            guard.terminate()
             await child.wait()
             raise
         if child._not_started is not None:
@@ -140,7 +145,8 @@ class ChildProcess:
         Returns `returncode`. Safe to call twice.
         """
         self.send_signal(signal.SIGTERM)
-        self.send_signal(signal.SIGCONT)  # a paused child would not see the SIGTERM
+        # A paused child would not see the SIGTERM.
+        self.send_signal(signal.SIGCONT)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await self.wait()

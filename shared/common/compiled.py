@@ -32,13 +32,15 @@ def compiled(function: Kernel) -> Kernel:
     which counts references to arrays. If kernels call each other, this counting would take most of their time.
     """
     if not IS_COMPILED:
-        return np.errstate(over="ignore")(function)  # a hash overflows 64 bits on purpose
+        # A hash overflows 64 bits on purpose.
+        return np.errstate(over="ignore")(function)
     import numba
 
     options: Any = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
     try:
         kernel: Any = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no folder is writable: each process compiles again
+    except RuntimeError:
+        # No folder is writable: each process compiles again.
         kernel = numba.njit(**options)(function)
     template = kernel.get_call_template
     kernel.get_call_template = lambda arguments, names: template(tuple(map(_widened_kernel_argument, arguments)), names)

@@ -162,7 +162,8 @@ def lengths_of(strings: Sequence[bytes | None]) -> NDArray[np.int64]:
     >>> lengths_of([b"ann", None]).tolist()
     [3, -1]
     """
-    packed = struct.Struct(f"{len(strings)}q").pack  # takes half the time of np.fromiter
+    # Takes half the time of np.fromiter.
+    packed = struct.Struct(f"{len(strings)}q").pack
     try:
         lengths = packed(*map(len, strings))  # type: ignore[arg-type]
     except TypeError:

@@ -108,7 +108,8 @@ class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
     partition: int | None = None
     timestamp: int | None = None
 
-    if TYPE_CHECKING:  # headers are accepted in several forms; interceptors and all later code read pairs
+    if TYPE_CHECKING:
+        # Headers are accepted in several forms; interceptors and all later code read pairs.
 
         def __init__(
             self,
@@ -332,7 +333,8 @@ class Columns(Generic[K, V]):
                 continue
             try:
                 sizes += np.fromiter(map(len, column), np.int64, len(self))
-            except TypeError:  # there is a None, which is rare and five times as slow
+            except TypeError:
+                # There is a None, which is rare and five times as slow.
                 sizes += np.fromiter((len(one or b"") for one in column), np.int64, len(self))
         if self.headers is not None:
             own = (sum(len(name) + len(value or b"") for name, value in headers) for headers in self.headers)
@@ -355,5 +357,6 @@ class Columns(Generic[K, V]):
         """The records as objects, in offset order."""
         headers: Sequence[Headers] = [()] * len(self) if self.headers is None else self.headers
         columns = zip(self.offsets.tolist(), self.timestamps.tolist(), self.keys, self.values, headers, strict=True)
-        for offset, timestamp, key, value, own in columns:  # makes all objects of packed columns at once
+        for offset, timestamp, key, value, own in columns:
+            # Makes all objects of packed columns at once.
             yield ConsumerRecord(self.topic, self.partition, offset, timestamp, key, value, own)

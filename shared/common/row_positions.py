@@ -53,7 +53,8 @@ class OpenOrder(NamedTuple):
 
 
 RowOrder = tuple[int, bytes]
-_START = struct.Struct(">Q")  # shifted, so that the bytes sort like the numbers
+# Shifted, so that the bytes sort like the numbers.
+_START = struct.Struct(">Q")
 _SHIFT = 1 << 63
 
 

@@ -18,7 +18,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
 
-if TYPE_CHECKING:  # every start of the command line imports this module, and pydantic takes a tenth of a second
+if TYPE_CHECKING:
+    # Every start of the command line imports this module, and pydantic takes a tenth of a second.
     from pydantic import BaseModel
 
 ENV_PREFIX = "PENSTOCK_"

@@ -78,7 +78,8 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    if not TYPE_CHECKING:  # type checkers and editors derive the signature from the fields
+    if not TYPE_CHECKING:
+        # Type checkers and editors derive the signature from the fields.
 
         def __init__(self, /, **values: Any) -> None:
             try:
@@ -114,7 +115,8 @@ class KafkaSettings(Section):
     `sasl_password`, `sasl_oauth_token_provider`, and the PEM files `ssl_cafile`, `ssl_certfile` and `ssl_keyfile`.
     """
 
-    model_config = ConfigDict(hide_input_in_errors=True)  # pydantic shows a wrong section with all its values
+    # Pydantic shows a wrong section with all its values.
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     bootstrap_servers: Annotated[str, AfterValidator(_require_bootstrap_servers)] = Field(
         default="localhost:9092", description="host:port, comma-separated"

@@ -33,8 +33,10 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIME_MS_MIN = -(2**63)
 TIME_MS_MAX = 2**63 - 1
-DIGITS_MAX = 40  # of a number; Python rejects very long ones
-SHOWN_MAX = 40  # characters of a number that an error shows
+# Of a number; Python rejects very long ones.
+DIGITS_MAX = 40
+# Characters of a number that an error shows.
+SHOWN_MAX = 40
 
 TimeUnit = Literal["s", "ms", "us", "ns"]
 """The unit of a number since the epoch."""

@@ -152,7 +152,8 @@ def local_path(setting: str, given: str) -> str | None:
     parts = urlsplit(given)
     if parts.netloc not in ("", "localhost"):
         raise invalid(setting, given, f"a file URL must begin with file:///, got the host {parts.netloc!r}")
-    if "?" in given or "#" in given:  # also of an empty query or fragment, which `parts` does not show
+    if "?" in given or "#" in given:
+        # Also of an empty query or fragment, which `parts` does not show.
         raise invalid(setting, given, "a file URL must not have '?' or '#': write them as %3F and %23")
     return url2pathname(parts.path)
 

@@ -193,7 +193,8 @@ class Processor(Generic[KIn, VIn, KOut, VOut]):
     """Whether the processor may read the time or schedule. If so, records reach it one by one, each at its own time."""
 
     def __getattr__(self, name: str) -> Any:
-        if name == "context":  # absent until init() has set it
+        if name == "context":
+            # Absent until init() has set it.
             raise IllegalState(
                 f"{type(self).__name__} has no context yet: it is for init() and after (an init() of your own calls "
                 "super().init(context) first)"

@@ -28,7 +28,8 @@ class Record(_Record[K, V]):
 
     __slots__ = ()
 
-    if TYPE_CHECKING:  # accepts several forms of headers; processors that get the record read pairs
+    if TYPE_CHECKING:
+        # Accepts several forms of headers; processors that get the record read pairs.
 
         def __new__(cls, key: K, value: V, timestamp: int, headers: AnyHeaders = ()) -> Self: ...
 

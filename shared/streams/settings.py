@@ -203,7 +203,8 @@ class StreamsSettings(Section, TaskSettings):
     @property
     def blocking_ms_max(self) -> int:
         """How long one step may block the heartbeats: after that, the group may remove the instance."""
-        return self.session_timeout_ms - self.heartbeat_interval_ms  # the last heartbeat may be one interval old
+        # The last heartbeat may be one interval old.
+        return self.session_timeout_ms - self.heartbeat_interval_ms
 
     @property
     def changelog_topic(self) -> str:

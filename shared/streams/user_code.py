@@ -109,7 +109,8 @@ def _is_awaitable_or_generator_type(kind: Any) -> bool:
 
 def _unfinished_result_error(argument: str, returned: Any) -> TypeError:
     if inspect.iscoroutine(returned):
-        returned.close()  # otherwise Python warns a second time when it is collected
+        # Otherwise Python warns a second time when it is collected.
+        returned.close()
     return TypeError(f"{argument} returned a {type(returned).__name__}, which has yet to run: a task awaits nothing")
 
 
@@ -121,7 +122,8 @@ def user_copy(value: Any) -> Any:
     kind = type(value)
     if kind in _UNCHANGEABLE:
         return value
-    if kind is dict:  # JSON's own types are copied here, several times as fast as by `deepcopy`
+    if kind is dict:
+        # JSON's own types are copied here, several times as fast as by `deepcopy`.
         return {key: item if type(item) in _UNCHANGEABLE else user_copy(item) for key, item in value.items()}
     if kind is list:
         return [item if type(item) in _UNCHANGEABLE else user_copy(item) for item in value]

@@ -39,19 +39,25 @@ from penstock.shared.streams.topology import Topology
 
 EPOCH_FORMATS = {"epoch": 1_000.0, "epoch_ms": 1.0, "epoch_us": 0.001}
 POSSIBLE = "epoch, epoch_ms, epoch_us or a strptime format such as '%d.%m.%Y %H:%M'"
-GUESSED_FROM_MS = 946_684_800_000  # 2000: an earlier time indicates that a guessed format is wrong
-UNLIKELY_BEFORE_MS = 315_532_800_000  # 1980: an epoch read in too small a unit ends before this
-SHOWN_MAX = 40  # characters of an invalid time in an error
+# 2000: an earlier time indicates that a guessed format is wrong.
+GUESSED_FROM_MS = 946_684_800_000
+# 1980: an epoch read in too small a unit ends before this.
+UNLIKELY_BEFORE_MS = 315_532_800_000
+# Characters of an invalid time in an error.
+SHOWN_MAX = 40
 
 TimeParser = Callable[[str], int]
 
-FIELD_BYTES_MAX = 1_000_000  # of one CSV field
-HEADER = 0  # the number of the row with the columns' names
+# Of one CSV field.
+FIELD_BYTES_MAX = 1_000_000
+# The number of the row with the columns' names.
+HEADER = 0
 _UNREADABLE = (OSError, EOFError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 
 TIME_FIELD = "_event_time_ms"
 REJECTED_FIELD = "_rejected"
-PROBED_ROWS = 100  # at least one of these first rows must have a key and a time
+# At least one of these first rows must have a key and a time.
+PROBED_ROWS = 100
 COLUMNS_SHOWN = 50
 TOPIC = "events"
 RESULTS = "sessions"
@@ -349,7 +355,8 @@ def time_parser(time_format: str | None, latest_ms: int) -> TimeParser:
     def parse_event_time(text: str) -> int:
         try:
             at_ms = read(text)
-        except re.error as e:  # a directive occurs twice
+        except re.error as e:
+            # A directive occurs twice.
             raise NoTime(f"--time-format: {e}") from None
         except (ValueError, OverflowError) as e:
             if "bad directive" in str(e) or "stray %" in str(e):

@@ -15,8 +15,10 @@ from pathlib import Path
 from penstock.services.local.folder_lock import LOCK_FILE, FolderLock
 from penstock.shared.common.errors import ConfigError
 
-MARKER = "penstock-demo"  # a file in the folder: a demo empties only folders that a demo created
-KAFKA = "kafka"  # the broker's folder in it
+# A file in the folder: a demo empties only folders that a demo created.
+MARKER = "penstock-demo"
+# The broker's folder in it.
+KAFKA = "kafka"
 
 
 @contextmanager

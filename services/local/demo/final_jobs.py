@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 STOP_TIMEOUT_MS = 10_000
 
-ATTEMPTS_MAX = 3  # of a compaction: a job that outlived its aggregator may commit before the first one
-SUFFIX = "-of-batch"  # of the batch's application and topics, which keeps them apart from the aggregator's
+# Of a compaction: a job that outlived its aggregator may commit before the first one.
+ATTEMPTS_MAX = 3
+# Of the batch's application and topics, which keeps them apart from the aggregator's.
+SUFFIX = "-of-batch"
 
 
 class FinalJobs(msgspec.Struct, frozen=True):

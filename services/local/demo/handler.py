@@ -18,7 +18,8 @@ from penstock.shared.common.records import ConsumerRecord
 
 FILE_VARIABLE = "NOTABLE_FILE"
 EVENTS_MIN = 40
-MEAN_DELAY_MIN = 90.0  # minutes
+# Minutes.
+MEAN_DELAY_MIN = 90.0
 
 
 def is_notable(session: dict[str, object]) -> bool:
@@ -58,6 +59,7 @@ def count_notable_sessions(path: Path) -> int:
 def _append_line(path: Path, line: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(fd, line)  # one short write in append mode is atomic on a local disk
+        # One short write in append mode is atomic on a local disk.
+        os.write(fd, line)
     finally:
         os.close(fd)

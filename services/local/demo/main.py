@@ -27,7 +27,8 @@ from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.settings import LogSettings
 
 DEFAULT_FOLDER = Path(".penstock/demo")
-PLAIN_WIDTH = 120  # of output to a file or a pipe
+# Of output to a file or a pipe.
+PLAIN_WIDTH = 120
 
 PROGRAM = "penstock demo"
 
@@ -65,9 +66,11 @@ def demo(
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     try:
-        require_a_demos(data_dir.absolute())  # before the events are read, which takes seconds
+        # Before the events are read, which takes seconds.
+        require_a_demos(data_dir.absolute())
         source = _event_source(input, key, time, time_format, gap, grace, events)
-        total = source.count()  # reads all of it: a truncated file is found before anything changes
+        # Reads all of it: a truncated file is found before anything changes.
+        total = source.count()
         with fresh_folder(data_dir) as folder, Display(console, total) as display:
             outcome = asyncio.run(_run_scenario(Scenario(source, folder, display), display))
     except PenstockError as e:

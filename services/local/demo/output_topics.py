@@ -15,7 +15,8 @@ from penstock.shared.common.settings import KafkaSettings
 
 RESULTS_POLL_MS = 500
 RESULTS_POLL_RECORDS = 10_000
-DEAD_LETTERS_READ_MAX = 100_000  # enough to find the few different reasons
+# Enough to find the few different reasons.
+DEAD_LETTERS_READ_MAX = 100_000
 RESULTS_CONSUMER = ConsumerSettings(
     isolation_level="read_committed", auto_offset_reset="earliest", commit_strategy="none"
 )

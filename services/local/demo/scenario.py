@@ -51,11 +51,16 @@ from penstock.shared.streams.changelog.format import decode_progress
 PARTITIONS = 4
 LONGEST = 10
 POLL_MS = 200
-WAIT_MS = 300_000  # of each wait, counted from the last processed record
-SENT_BEFORE_CRASH = 0.5  # of all events
-SENT_INTO_CRASH = 0.1  # of all events: half are committed before it, half are in progress
-SHORT_REST_EVENTS = 500_000  # about as many are processed while one compaction runs
-REASONS = 3  # of dead letters, in the summary
+# Of each wait, counted from the last processed record.
+WAIT_MS = 300_000
+# Of all events.
+SENT_BEFORE_CRASH = 0.5
+# Of all events: half are committed before it, half are in progress.
+SENT_INTO_CRASH = 0.1
+# About as many are processed while one compaction runs.
+SHORT_REST_EVENTS = 500_000
+# Of dead letters, in the summary.
+REASONS = 3
 
 COUNTED = ("closed_windows", "late_records", "dead_letters")
 

@@ -17,7 +17,8 @@ from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.topic_names import dead_letter_topic
 
-ATTEMPTS_MAX = 5  # examinations of the topics: one takes well under a second, and topics are rarely deleted
+# Examinations of the topics: one takes well under a second, and topics are rarely deleted.
+ATTEMPTS_MAX = 5
 
 
 async def examine_kafka(kafka: KafkaSettings, topics: Iterable[str], now_ms: int) -> list[Finding]:
@@ -50,7 +51,8 @@ async def examine_topics(admin: Admin, kafka: KafkaSettings, named: set[str], no
         wanted = existing & (named | {dead_letter_topic(name) for name in named}) if named else existing
         try:
             facts = await _collect_topic_facts(admin, sorted(wanted), named, now_ms)
-        except UnknownTopicOrPartition as e:  # a topic was deleted after it was listed
+        except UnknownTopicOrPartition as e:
+            # A topic was deleted after it was listed.
             deleted = e
             continue
         groups = [group.group_id for group in await admin.list_groups()]
@@ -98,7 +100,8 @@ def examine_machine(data_dir: Path) -> list[Finding]:
     """Examine Java, the jars that Kafka and Spark need, and the free space for the cache and for `data_dir`."""
     findings = [_examine_java(), _examine_jars(KAFKA_JARS, "penstock jars kafka")]
     try:
-        from penstock.services.spark.spark_session import SPARK_JARS  # imports pyspark, which takes a second
+        # Imports pyspark, which takes a second.
+        from penstock.services.spark.spark_session import SPARK_JARS
     except ModuleNotFoundError:
         findings.append(Finding("ok", "Spark", 'not installed; its jobs need: pip install "penstock[spark]"'))
     else:
@@ -113,7 +116,8 @@ def examine_machine(data_dir: Path) -> list[Finding]:
 def _examine_java() -> Finding:
     try:
         java = find_java()
-    except ConfigError as e:  # which names the command
+    except ConfigError as e:
+        # Which names the command.
         return Finding("problem", "Java", str(e))
     return Finding("ok", "Java", f"{java.executable} is version {java.version}")
 

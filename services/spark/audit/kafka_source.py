@@ -41,7 +41,8 @@ def java_client_properties(kafka: KafkaSettings) -> dict[str, str]:
     if kafka.sasl_mechanism is not None and kafka.sasl_password is not None:
         kind = "plain.Plain" if kafka.sasl_mechanism == "PLAIN" else "scram.Scram"
         names = (kafka.sasl_username, kafka.sasl_password.get_secret_value())
-        user, password = (json.dumps(name, ensure_ascii=False) for name in names)  # JAAS has no \u escapes
+        # JAAS has no \u escapes.
+        user, password = (json.dumps(name, ensure_ascii=False) for name in names)
         properties["sasl.mechanism"] = kafka.sasl_mechanism
         properties["sasl.jaas.config"] = (
             f"org.apache.kafka.common.security.{kind}LoginModule required username={user} password={password};"

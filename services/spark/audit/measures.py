@@ -25,7 +25,8 @@ from penstock.shared.common.serialization import json_deserializer
 from penstock.shared.streams.aggregations.aggregation import DISTINCT_LG_K, EMPTY_TEXT
 from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 
-RELATIVE_ERROR = 1e-9  # allowed difference of two sums of the same floats, relative to the sum of their magnitudes
+# Allowed difference of two sums of the same floats, relative to the sum of their magnitudes.
+RELATIVE_ERROR = 1e-9
 FIELDS = "fields"
 TEXT = "text"
 OTHER = "other"

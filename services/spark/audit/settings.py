@@ -9,7 +9,8 @@ from pydantic import Field, field_validator
 from penstock.services.spark.settings import JobSettings
 from penstock.shared.common.settings import KafkaSettings
 
-SAMPLE_PARTS = 1_000_000  # the number of hash buckets of the keys; a sample has its share of the buckets
+# The number of hash buckets of the keys; a sample has its share of the buckets.
+SAMPLE_PARTS = 1_000_000
 
 
 class AuditSettings(JobSettings):

@@ -59,10 +59,13 @@ from penstock.shared.streams.topology_loading import load_topology
 
 POLL_MS = 500
 POLL_RECORDS = 50_000
-FETCH_BYTES = 8 * 1024 * 1024  # of one fetch response: a task reads one partition, and large fetches are fewer
-IDLE_MS_MAX = 60_000  # after waiting for records for this long without progress before the end offset, a task fails
+# Of one fetch response: a task reads one partition, and large fetches are fewer.
+FETCH_BYTES = 8 * 1024 * 1024
+# After waiting for records for this long without progress before the end offset, a task fails.
+IDLE_MS_MAX = 60_000
 STABLE_POLL_S = 0.01
-STABLE_MS_MAX = 10_000  # for the markers of the last transaction, which are written after the commit's response
+# For the markers of the last transaction, which are written after the commit's response.
+STABLE_MS_MAX = 10_000
 
 
 class TaskOptions(NamedTuple):

@@ -47,7 +47,8 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.time_text import TimeUnit
 
 DIGEST_CHARACTERS = 16
-DESTINATIONS_TRIED = 40  # numbers tried for each partition to find one that Spark puts there
+# Numbers tried for each partition to find one that Spark puts there.
+DESTINATIONS_TRIED = 40
 MS_OF = {"s": Decimal(1000), "ms": Decimal(1), "us": Decimal("0.001"), "ns": Decimal("0.000001")}
 TEMPORAL = (DateType, TimestampType, TimestampNTZType)
 DEFAULTS = {"csv": {"header": "true", "inferschema": "true"}, "parquet": {"mergeschema": "true"}}
@@ -63,13 +64,15 @@ UNMERGED = "CANNOT_MERGE_SCHEMAS"
 TIME_OPTIONS = {"dateformat", "timestampformat", "timestampntzformat", "locale", "timezone"}
 """The reader options that define how a time is written."""
 JSON_NUMBER = r"^(NaN|-?(0|[1-9][0-9]*)([.][0-9]+)?([eE][-+]?[0-9]+)?)$"
-NOT_SIGNIFICANT = r"^-?[0.]*|[0.]*([eE].*)?$|[.]"  # the parts of a number that are not its significant digits
+# The parts of a number that are not its significant digits.
+NOT_SIGNIFICANT = r"^-?[0.]*|[0.]*([eE].*)?$|[.]"
 LISTING_OPTIONS = {"pathglobfilter", "recursivefilelookup", "modifiedbefore", "modifiedafter"}
 CHANGED_AT = "unix_micros(modificationTime) AS at"
 LINE = "_penstock_line"
 ROW = "_penstock_row"
 METADATA = "_metadata"
-SHOWN_MAX = 200  # characters of a line in an error message
+# Characters of a line in an error message.
+SHOWN_MAX = 200
 FOLDERS_ARE_TYPED = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 

@@ -70,10 +70,12 @@ Log = Callable[[str], object]
 T = TypeVar("T")
 Row = dict[str, Any]
 
-REWRITE_ROWS_MIN = 10_000  # rows added to a partition of `state` before a rewrite is worth its cost
+# Rows added to a partition of `state` before a rewrite is worth its cost.
+REWRITE_ROWS_MIN = 10_000
 REWRITE = "rewrite"
 """The kind of a rewrite's commit of `state`."""
-PROGRESS_ROWS_MAX = 100  # progress rows of a partition that a rewrite keeps: a restored table continues at one of them
+# Progress rows of a partition that a rewrite keeps: a restored table continues at one of them.
+PROGRESS_ROWS_MAX = 100
 REMEDY = (
     "Restore tables whose covered offsets the changelog still has, or start afresh (`penstock streams reset`, then "
     "`penstock batch` for the history)"

@@ -62,7 +62,8 @@ from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema
 from penstock.shared.streams.runtime.changelog_topic import changelog_consumer
 from penstock.shared.streams.windows.window_columns import newest_of_each_window
 
-IDLE_RECORDS_MAX = 1_000  # uncovered changelog records of an idle partition, which a restore reads without effect
+# Uncovered changelog records of an idle partition, which a restore reads without effect.
+IDLE_RECORDS_MAX = 1_000
 POLL_MS = 500
 POLL_RECORDS = 50_000
 

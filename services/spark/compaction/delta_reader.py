@@ -18,7 +18,8 @@ from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
 
 # Versions of a table's log that are read first. Usually one of them has the table's positions.
 VERSIONS_READ_FIRST = 5
-VERSIONS_MAX = 200  # versions of a table's log that are searched for its positions
+# Versions of a table's log that are searched for its positions.
+VERSIONS_MAX = 200
 HARMLESS = frozenset(("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "DELETE", "UPDATE"))
 """Operations that do not change a table's positions: table maintenance, and deletions and updates by its owner."""
 

@@ -28,9 +28,11 @@ from penstock.services.spark.table_columns import CLOSED, LATE
 from penstock.shared.common.errors import LakeUnavailable, PenstockError
 from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
 
-FILE_ROWS = 1_000_000  # in one file; ordered by time, so that readers skip files
+# In one file; ordered by time, so that readers skip files.
+FILE_ROWS = 1_000_000
 ROW_GROUP_ROWS = 100_000
-SORT_BYTES = 1024 * 1024 * 1024  # sorted at a time
+# Sorted at a time.
+SORT_BYTES = 1024 * 1024 * 1024
 COMPRESSION = "zstd"
 TIMES = {CLOSED: "window_start", LATE: "event_time"}
 """The column by which the rows of a table are ordered within its files."""

@@ -14,9 +14,12 @@ from penstock.services.spark.compaction.delta_writer import FILE_ROWS, DataFile,
 from penstock.services.spark.table_columns import INDEXED, PROGRESS, STATE
 from penstock.shared.streams.windows.window_columns import newest_of_each_window
 
-PASS_ROWS = 5_000_000  # handled in one pass; a partition with more rows is read in several passes
-PASS_BYTES = 128 * 1024 * 1024  # the same limit in bytes of the partition's compressed files
-SPREAD = -7046029254386353131  # an odd number whose product spreads starts evenly over passes
+# Handled in one pass; a partition with more rows is read in several passes.
+PASS_ROWS = 5_000_000
+# The same limit in bytes of the partition's compressed files.
+PASS_BYTES = 128 * 1024 * 1024
+# An odd number whose product spreads starts evenly over passes.
+SPREAD = -7046029254386353131
 
 
 class RewriteInput(NamedTuple):

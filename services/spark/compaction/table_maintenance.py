@@ -46,7 +46,8 @@ TOMBSTONE_RETENTION_HOURS = 7 * 24
 """Delta's default `delta.deletedFileRetentionDuration`: how long checkpoints keep the entries of removed files."""
 COMMITS_PER_APPEND = 4
 """A compaction's commits of a `closed` table: its rows, the deletion of old windows, the start and end of VACUUM."""
-EXTRA_HISTORY_VERSIONS = 50  # read from a table's log beyond the compactions that a policy counts
+# Read from a table's log beyond the compactions that a policy counts.
+EXTRA_HISTORY_VERSIONS = 50
 
 
 class FailedSteps(list[tuple[str, PenstockError]]):

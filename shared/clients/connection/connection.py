@@ -185,7 +185,8 @@ class Connection:
 
     def _on_metadata_update(self, _: Any) -> None:
         if self._client is None:
-            return  # an update that was in flight at `close`
+            # An update that was in flight at `close`.
+            return
         self._moved.clear()
         for listener in self._on_metadata:
             listener()

@@ -222,7 +222,8 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         self._socket_options = {name: value for name, value in options.items() if name not in NOT_OF_A_SOCKET}
         self._attempts: dict[ConnectionId, asyncio.Task[Any]] = {}
         self._node_errors: dict[int | str, PenstockError] = {}
-        self._backoffs: dict[int | str, tuple[int, float]] = {}  # failures in a row, next attempt in ms
+        # Failures in a row, next attempt in ms.
+        self._backoffs: dict[int | str, tuple[int, float]] = {}
         self._is_closed = False
         self._addresses = Addresses(kafka_settings.send_buffer_bytes, kafka_settings.receive_buffer_bytes)
         self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
@@ -311,7 +312,8 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         try:
             async with asyncio.timeout(max(0.0, deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000):
                 metadata = await connection.send(MetadataRequest([]))
-        except (kafka.KafkaError, OSError) as e:  # includes TimeoutError
+        except (kafka.KafkaError, OSError) as e:
+            # Includes TimeoutError.
             connection.close()
             raise self._connection_error(e, f"{host}:{port}", timeout_ms) from e
         except BaseException:

@@ -317,7 +317,8 @@ class _Balance:
         reached = [giver]
         fewest = min(self._load.values())
         end = giver
-        for source in reached:  # 1. The list grows meanwhile.
+        for source in reached:
+            # 1. The list grows meanwhile.
             for topic, held in self.held[source].items():
                 if topic in topics or not held or (unowned_alone and not held & self._unowned[topic]):
                     continue
@@ -327,7 +328,8 @@ class _Balance:
                         came[target] = (source, topic)
                         reached.append(target)
                         end = target if self._load[target] < self._load[end] else end
-            if self._load[end] == fewest:  # 2.
+            if self._load[end] == fewest:
+                # 2.
                 break
         # 3.
         path: Path = []

@@ -153,7 +153,8 @@ def _decode_column(
     try:
         for data in column:
             decoded.append(deserializer(topic, data))  # noqa: PERF401 - keeps the values before an error
-    except Exception as e:  # user code
+    except Exception as e:
+        # User code.
         return decoded, e
     return decoded, None
 

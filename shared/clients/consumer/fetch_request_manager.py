@@ -53,7 +53,8 @@ class FetchRequestManager:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._refreshing = False
-        self._refreshes = 0  # in a row
+        # In a row.
+        self._refreshes = 0
         self._refreshed_ms = 0.0
         self._broken: BaseException | None = None
         self._is_open = False
@@ -152,7 +153,8 @@ class FetchRequestManager:
             if not waiter.done():
                 waiter.cancel()
             elif not waiter.cancelled():
-                waiter.exception()  # mark the error as retrieved; the code that set it raises it
+                # Mark the error as retrieved; the code that set it raises it.
+                waiter.exception()
 
     def pump(self) -> None:
         """Start the requests that the fetcher wants now."""

@@ -131,7 +131,8 @@ class FetcherPartition:
         self.position = position
         self.reset = reset
         self.position_epoch = epoch
-        self.replaced: int | None = None  # the position before a reset that is due
+        # The position before a reset that is due.
+        self.replaced: int | None = None
         self.reset_reason = ""
         self.error: PenstockError | None = None
         self.retry_ms = 0.0
@@ -168,10 +169,13 @@ class Fetcher:
         self._policy = policy
         self.read_committed = read_committed
         self._has_group = has_group
-        self._partitions: dict[TopicPartition, FetcherPartition] = {}  # in the order of fetching
+        # In the order of fetching.
+        self._partitions: dict[TopicPartition, FetcherPartition] = {}
         self.assignment: frozenset[TopicPartition] = frozenset()
-        self._ready: dict[TopicPartition, None] = {}  # with completed fetches or an error, in the order of handing out
-        self._in_flight: dict[int, int] = {}  # by node, the bytes that may arrive
+        # With completed fetches or an error, in the order of handing out.
+        self._ready: dict[TopicPartition, None] = {}
+        # By node, the bytes that may arrive.
+        self._in_flight: dict[int, int] = {}
         self._stale = False
         self._moves: dict[TopicPartition, Move] = {}
 

@@ -159,7 +159,8 @@ class ConsumerMembershipManager(Member):
         if not self._watches or self.state is not MemberState.STABLE:
             return
         known = {topic: counts[topic] for topic in self.group_topics or self._joined_topics if topic in counts}
-        if self._counts is None:  # a static member that came back made no assignment: compare with these counts
+        if self._counts is None:
+            # A static member that came back made no assignment: compare with these counts.
             self._counts = known
         elif changed := sorted(
             topic for topic in {*known, *self._counts} if known.get(topic) != self._counts.get(topic)
@@ -201,7 +202,8 @@ class ConsumerMembershipManager(Member):
 
     def _stop_joining(self) -> Step:
         self._change_state(MemberState.LEFT)
-        member_id = self.leave()  # of the membership that the group reserved for a join
+        # Of the membership that the group reserved for a join.
+        member_id = self.leave()
         return Leave(member_id) if member_id else Wait(0)
 
     def _next_step_between_rebalances(self, now_ms: int, idle_ms: float) -> Step:
@@ -254,7 +256,8 @@ class ConsumerMembershipManager(Member):
         return Sync(self.generation, self.member_id, self._assignments or {})
 
     def _complete_rebalance(self) -> Step:
-        if self.generation == NO_GENERATION:  # removed meanwhile: another member has the assignment
+        if self.generation == NO_GENERATION:
+            # Removed meanwhile: another member has the assignment.
             self._change_state(MemberState.UNJOINED)
             return self._lose_if_forgotten()
         if back := self.owned - self._target:
@@ -284,7 +287,8 @@ class ConsumerMembershipManager(Member):
 
     def on_completed(self) -> None:
         """Note that the listener has handled the assignment."""
-        if self.state is not MemberState.COMPLETING:  # it has failed meanwhile
+        if self.state is not MemberState.COMPLETING:
+            # It has failed meanwhile.
             return
         self._change_state(MemberState.STABLE)
         if self.topics != self._joined_topics:
@@ -304,7 +308,8 @@ class ConsumerMembershipManager(Member):
         came_back = self.config.instance_id is not None and not self.member_id
         if not self.is_joined(response, now_ms):
             return
-        if self.owned:  # a cooperative member keeps its partitions under the new generation
+        if self.owned:
+            # A cooperative member keeps its partitions under the new generation.
             self.identity = self.generation, self.member_id
         # A static leader that came back is not made leader again, so that there is no rebalance (KIP-345). It must
         # watch the topics all the same. If it does not lead, its rejoin costs at most one more rebalance.
@@ -357,7 +362,8 @@ class ConsumerMembershipManager(Member):
         target = frozenset(assignment.partitions)
         self._failures = 0
         self._note_heartbeat_response(now_ms)
-        if not {tp.topic for tp in target} <= self.topics:  # the topics changed during the rebalance
+        if not {tp.topic for tp in target} <= self.topics:
+            # The topics changed during the rebalance.
             self.rejoin("assigned what is not subscribed to any more")
             self._change_state(MemberState.UNJOINED)
             return

@@ -83,8 +83,10 @@ class KeyScheduler:
         self.max_concurrency = max_concurrency
         self.batch_records_max = batch_records_max
         self.buffered_records_max = buffered_records_max
-        self.ignored = 0  # results after their partition was lost or rewound
-        self.skipped = 0  # delivered records that an earlier owner had finished
+        # Results after their partition was lost or rewound.
+        self.ignored = 0
+        # Delivered records that an earlier owner had finished.
+        self.skipped = 0
         self._partitions: dict[TopicPartition, PartitionProgress] = {}
         self._turn: deque[TopicPartition] = deque()
         self._executions: set[Execution] = set()

@@ -31,7 +31,8 @@ class Work:
     lane: Lane = field(init=False)
     before: Work | None = None
     after: Work | None = None
-    run: tuple[int, int] | None = None  # the finished records between this unfinished one and the next
+    # The finished records between this unfinished one and the next.
+    run: tuple[int, int] | None = None
 
     @property
     def record(self) -> ConsumerRecord:

@@ -216,7 +216,8 @@ class BatchCompletion:
         """Fail every batch that is older than `delivery_timeout_ms`."""
         for batch in self._accumulator.expire(now_ms):
             if batch.state is BatchState.DONE:
-                continue  # the end of an earlier batch ended its transaction, and so this batch
+                # The end of an earlier batch ended its transaction, and so this batch.
+                continue
             out = self._accumulator.is_out(batch)
             fate = "it may still be written" if out or batch.fate_unknown else "it was not written"
             last = f", last error: {batch.last_error}" if batch.last_error else ""
@@ -249,7 +250,8 @@ class BatchCompletion:
         """Fail all queued batches, and with `out` those in flight too. Returns their number."""
         batches = self._accumulator.take_all(out=out)
         for batch in batches:
-            if batch.state is not BatchState.DONE:  # a callback of an earlier batch may have ended it
+            if batch.state is not BatchState.DONE:
+                # A callback of an earlier batch may have ended it.
                 self.fail(batch, error)
         return len(batches)
 
@@ -269,7 +271,8 @@ class BatchCompletion:
             batch.without_removed()
         maybe_written = batch.fate_unknown or self._accumulator.is_out(batch)
         if error.maybe_written is not maybe_written:
-            error = copy.copy(error)  # one error may end several batches, each with its own fate
+            # One error may end several batches, each with its own fate.
+            error = copy.copy(error)
             error.maybe_written = maybe_written
         log.warning(
             "records given up",

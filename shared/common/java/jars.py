@@ -37,14 +37,19 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LOCK_FILE = "download.lock"
-LOCK_TIMEOUT_MS = 900_000  # another process may download tens of megabytes: a slow connection needs minutes
+# Another process may download tens of megabytes: a slow connection needs minutes.
+LOCK_TIMEOUT_MS = 900_000
 LOCK_POLL_MS = 50
-DOWNLOADS_MAX = 6  # in parallel: most jars are small, and a request's latency dominates
-ATTEMPTS_MAX = 4  # for one jar; each continues where the one before it ended
+# In parallel: most jars are small, and a request's latency dominates.
+DOWNLOADS_MAX = 6
+# For one jar; each continues where the one before it ended.
+ATTEMPTS_MAX = 4
 RETRY_BACKOFF = ExponentialBackoff(200, 5_000)
 CONNECT_TIMEOUT_S = 30.0
-SILENCE_TIMEOUT_S = 60.0  # without a byte: a slow connection needs minutes for a jar, a dead one must end
-SPARE_BYTES = 16 * 1024 * 1024  # free space that a download leaves on the disk
+# Without a byte: a slow connection needs minutes for a jar, a dead one must end.
+SILENCE_TIMEOUT_S = 60.0
+# Free space that a download leaves on the disk.
+SPARE_BYTES = 16 * 1024 * 1024
 _CHUNK_BYTES = 1 << 20
 # Another attempt may get another status than these.
 _RETRIED = (
@@ -145,14 +150,16 @@ async def fetch_jars(wanted: JarSet, environ: Mapping[str, str] | None = None) -
         _check_space(root, sum(jar.size for jar in missing))
         repository = find_repository(environ)
         async with _download_lock(root):
-            if missing := missing_jars(wanted, environ):  # another process may have downloaded them meanwhile
+            if missing := missing_jars(wanted, environ):
+                # Another process may have downloaded them meanwhile.
                 log.info("downloading", what=wanted.title, repository=repository.name, folder=str(folder))
                 folder.mkdir(exist_ok=True)
                 try:
                     await _download_jars(wanted, missing, repository, folder)
                 finally:
                     with contextlib.suppress(OSError):
-                        folder.rmdir()  # if it is empty
+                        # If it is empty.
+                        folder.rmdir()
     except OSError as e:
         raise JarsUnavailable(_explain_os_error(e, root, wanted)) from None
     return folder
@@ -186,7 +193,8 @@ async def _download_jars(wanted: JarSet, jars: Sequence[Jar], repository: Reposi
 
     Raises the error of this failure: JarsUnavailable or OSError.
     """
-    import httpx  # the import takes a tenth of a second, which a start with cached jars saves
+    # The import takes a tenth of a second, which a start with cached jars saves.
+    import httpx
 
     auth = None if repository.username is None else (repository.username, repository.password or "")
     timeout = httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None)
@@ -234,7 +242,8 @@ async def _fetch_jar(
         except _WrongContent as e:
             part.delete()
             why = str(e)
-            if not was_resumed:  # else the bytes that were there before may be wrong
+            if not was_resumed:
+                # Else the bytes that were there before may be wrong.
                 break
         finally:
             part.close()
@@ -322,7 +331,8 @@ class _PartialJar:
         if self._digest.hexdigest() != self._jar.sha256:
             raise _WrongContent(f"its SHA-256 is {self._digest.hexdigest()}, and {self._jar.sha256} is locked")
         self._file.flush()
-        os.fsync(self._file.fileno())  # else a crash of the machine can leave the name without the bytes
+        # Else a crash of the machine can leave the name without the bytes.
+        os.fsync(self._file.fileno())
         self._path.replace(self._target)
 
     def delete(self) -> None:

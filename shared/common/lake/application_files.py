@@ -24,7 +24,8 @@ from penstock.shared.common.errors import ConfigError, LakeNotRemoved
 from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
 from penstock.shared.common.lake.location import local_folder, table_uri
 
-DELETIONS_AT_ONCE = 16  # an object store answers each within some ms to tens of ms
+# An object store answers each within some ms to tens of ms.
+DELETIONS_AT_ONCE = 16
 CLOSED = "closed"
 
 

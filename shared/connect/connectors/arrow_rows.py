@@ -52,7 +52,8 @@ def check_row(record: SinkRecord) -> None:
     if not isinstance(value, Mapping):
         problem = type(value).__name__
     elif record.value_schema is not None and record.value_schema.fields:
-        return  # the schema has the names of the columns
+        # The schema has the names of the columns.
+        return
     elif not value:
         problem = "empty"
     elif not all(isinstance(name, str) for name in value):

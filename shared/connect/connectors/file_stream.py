@@ -174,7 +174,8 @@ class FileStreamSinkTask(SinkTask):
             lines = [value if type(value) is str else _text_of_value(value) for value in values]
             lines.append("")
             self._file.write("\n".join(lines))
-            self._file.flush()  # as in Kafka Connect, a reader of the file sees each batch at once
+            # As in Kafka Connect, a reader of the file sees each batch at once.
+            self._file.flush()
 
     async def stop(self) -> None:
         if self._file is not None and self._file is not sys.stdout:

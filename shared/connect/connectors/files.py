@@ -99,7 +99,8 @@ class FilesSinkTask(SinkTask):
         self._forget_partitions(partitions)
 
     async def close(self, partitions: frozenset[TopicPartition]) -> None:
-        self._forget_partitions(partitions)  # records that are not yet in a file are read again
+        # Records that are not yet in a file are read again.
+        self._forget_partitions(partitions)
 
     def _forget_partitions(self, partitions: frozenset[TopicPartition]) -> None:
         kept: dict[TopicPartition, Any]
@@ -120,10 +121,12 @@ class FilesSinkTask(SinkTask):
                 await self._write_partition_file(tp, size)
             if buffer and self._due_in_ms(tp) <= 0:
                 await self._write_partition_file(tp, len(buffer))
-        self._taken.clear()  # all records are taken, so this batch is not delivered again
+        # All records are taken, so this batch is not delivered again.
+        self._taken.clear()
         due_in_ms = min((self._due_in_ms(tp) for tp, buffer in self._buffers.items() if buffer), default=NEVER_MS)
         if due_in_ms < NEVER_MS:
-            self.context.timeout(max(1, int(due_in_ms)))  # else `put` would wait for the next record
+            # Else `put` would wait for the next record.
+            self.context.timeout(max(1, int(due_in_ms)))
 
     def _due_in_ms(self, tp: TopicPartition) -> float:
         """Time in ms until a partition's file is closed, whatever its size."""
@@ -218,7 +221,8 @@ class FilesSinkTask(SinkTask):
             self.context.files.write_whole("url", path, data)
             return
         self._system.create_dir(path.rpartition("/")[0], recursive=True)
-        with self._system.open_output_stream(path) as stream:  # an object becomes visible as a whole
+        with self._system.open_output_stream(path) as stream:
+            # An object becomes visible as a whole.
             stream.write(data)
 
     async def pre_commit(self, offsets: Offsets) -> Offsets:

@@ -192,7 +192,8 @@ class HttpSinkTask(SinkTask):
             await reporter.report(batch[0], error)
             self._note_posted_offsets(batch)
             return
-        for record in batch:  # find the rejected ones
+        for record in batch:
+            # Find the rejected ones.
             await self._send_batch([record])
 
     @property
@@ -295,7 +296,8 @@ class HttpSourceTask(SourceTask):
         requested = str(self._offset)
         records = self._records_of_response(response)
         if str(self._offset) != requested:
-            self._wait.left_ms = 0  # there may be another page
+            # There may be another page.
+            self._wait.left_ms = 0
         return records
 
     async def _get_url(self, url: str) -> httpx.Response:

@@ -91,13 +91,15 @@ class AvroConverter(Converter):
         id, latest = self._registry.to_write(topic, known.text, schema.name)
         if latest is not None:
             known = self._avro_schema_by_id(id, latest)
-        known.schema.validate(value)  # fastavro would change some values: 1.5 as an int to 1
+        # Fastavro would change some values: 1.5 as an int to 1.
+        known.schema.validate(value)
         buffer = io.BytesIO()
         try:
             self._fastavro.schemaless_writer(buffer, known.avro, known.from_value(value) if known.from_value else value)
         except DataError:
             raise
-        except Exception as e:  # fastavro raises many kinds
+        except Exception as e:
+            # Fastavro raises many kinds.
             raise DataError(f"Failed to serialize Avro data from topic {topic}: {type(e).__name__}: {e}") from e
         return framed(id, buffer.getvalue())
 
@@ -126,7 +128,8 @@ class AvroConverter(Converter):
             value = self._fastavro.schemaless_reader(
                 buffer, known.avro, return_record_name=True, return_record_name_override=True
             )
-        except Exception as e:  # fastavro raises many kinds
+        except Exception as e:
+            # Fastavro raises many kinds.
             message = f"{type(e).__name__}: {e}"
             raise DataError(f"Failed to deserialize data for topic {topic} to Avro, schema {id}: {message}") from e
         if buffer.tell() != len(encoded):
@@ -136,7 +139,8 @@ class AvroConverter(Converter):
     def _avro_schema_to_write(self, schema: Schema) -> _AvroSchemaCodec:
         try:
             known = self._written.get(schema)
-        except TypeError:  # a default that is not hashable
+        except TypeError:
+            # A default that is not hashable.
             return self._parse_avro_schema(to_avro(schema), (), schema)
         if known is None:
             known = self._parse_avro_schema(to_avro(schema), (), schema)
@@ -164,7 +168,8 @@ class AvroConverter(Converter):
             for text in outer.values():
                 self._fastavro.parse_schema(without_other_logical_types(text), named_schemas=named)
             made = self._fastavro.parse_schema(without_other_logical_types(avro), named_schemas=named)
-        except Exception as e:  # fastavro raises many kinds
+        except Exception as e:
+            # Fastavro raises many kinds.
             raise DataError(f"not an Avro schema: {type(e).__name__}: {e}") from e
         schema = schema or from_avro(avro, outer)
         return _AvroSchemaCodec(
@@ -238,7 +243,8 @@ def _struct_of_union_branch(branches: Sequence[Field], value: Any) -> Any:
     """A union's value as a struct in which only its branch is set."""
     if value is None:
         return None
-    if isinstance(value, tuple):  # a record with its name
+    if isinstance(value, tuple):
+        # A record with its name.
         name = value[0].rpartition(".")[2]
         value = value[1]
         found = next((field for field in branches if field.name == name), None)
@@ -296,7 +302,8 @@ def _avro_name_of_branch(branch: Field) -> str | None:
     schema = branch.schema
     if schema.type is SchemaType.STRUCT:
         return schema.name
-    if schema.type is SchemaType.BYTES:  # or a fixed, whose full name a Connect schema lacks
+    if schema.type is SchemaType.BYTES:
+        # Or a fixed, whose full name a Connect schema lacks.
         return "bytes" if branch.name == "bytes" else None
     if _is_map_as_entries(schema):
         return "array"

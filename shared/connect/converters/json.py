@@ -142,7 +142,8 @@ class JsonConverter(Converter, HeaderConverter):
             return b"null"
         try:
             known = self._written.get(schema)
-        except TypeError:  # a default that is not hashable
+        except TypeError:
+            # A default that is not hashable.
             return self._encode(schema_to_envelope(schema, self._numeric))
         if known is None:
             known = self._encode(schema_to_envelope(schema, self._numeric))

@@ -114,7 +114,8 @@ class JsonSchemaConverter(Converter):
     def _json_schema_text(self, schema: Schema) -> str:
         try:
             known = self._written.get(schema)
-        except TypeError:  # a default that is not hashable
+        except TypeError:
+            # A default that is not hashable.
             return json.dumps(to_json_schema(schema), separators=(",", ":"))
         if known is None:
             known = json.dumps(to_json_schema(schema), separators=(",", ":"))
@@ -202,7 +203,8 @@ def from_json_schema(json: Any, references: Mapping[str, Any] | None = None) -> 
     """
     try:
         return _JsonSchemaReader(json, dict(references or {})).whole(json, 0)
-    except (TypeError, AttributeError) as e:  # a part has another type than it must have
+    except (TypeError, AttributeError) as e:
+        # A part has another type than it must have.
         raise DataError(f"not a JSON Schema: {type(e).__name__}: {e}") from e
 
 
@@ -301,7 +303,8 @@ class _JsonSchemaReader:
             found = found.get(key) if isinstance(found, dict) else None
         if found is None:
             raise DataError(f"a JSON Schema refers to {reference}, which is not there")
-        target = (id(document), path)  # two documents may have the same path
+        # Two documents may have the same path.
+        target = (id(document), path)
         if target in self._following:
             raise DataError(f"the JSON Schema {reference} refers to itself, which a Connect schema cannot")
         self._following.append(target)

@@ -77,7 +77,8 @@ class IncrementalAssignor:
         if self._previous_generation != completed:
             self._previous = NOTHING
         elif self._revoked & active:
-            self._previous = active  # a revocation did not take effect: it is decided again
+            # A revocation did not take effect: it is decided again.
+            self._previous = active
         # 2. Deleted work, and work that several members hold: all of them must stop it.
         twice = _work_with_two_owners(held.values())
         gone = {member: (work - configured) | (work & twice) for member, work in held.items()}
@@ -166,7 +167,8 @@ def _work_above_even_share(
 def _items_above_even_share(loads: Mapping[str, frozenset[T]], kept: Mapping[str, frozenset[T]]) -> dict[str, list[T]]:
     floor, extra = divmod(sum(map(len, loads.values())), len(loads))
     above: dict[str, list[T]] = {}
-    for member in sorted(loads, key=lambda m: (-len(loads[m]), m)):  # the largest load keeps the item beyond the floor
+    for member in sorted(loads, key=lambda m: (-len(loads[m]), m)):
+        # The largest load keeps the item beyond the floor.
         allowed = floor + (extra > 0)
         if len(loads[member]) >= allowed:
             extra -= extra > 0

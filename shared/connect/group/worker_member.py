@@ -195,7 +195,8 @@ class WorkerMember(Member):
 
     def on_completed(self, assignment: ExtendedAssignment) -> None:
         """Report that the rebalance is complete. The herder gets the assignment after this call."""
-        if self.state is not MemberState.COMPLETING:  # removed from the group since the step was returned
+        if self.state is not MemberState.COMPLETING:
+            # Removed from the group since the step was returned.
             return
         self.assignment = assignment
         self._completed = self.generation
@@ -203,7 +204,8 @@ class WorkerMember(Member):
         self._change_state(MemberState.STABLE)
         if assignment.failed:
             self.rejoin("the leader had not read the configs far enough")
-        elif assignment.revoked:  # the second rebalance of KIP-415
+        elif assignment.revoked:
+            # The second rebalance of KIP-415.
             self.rejoin("revoked work must be assigned to other workers")
 
     def on_join(self, response: JoinResponse, now_ms: int) -> None:

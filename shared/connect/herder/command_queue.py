@@ -115,7 +115,8 @@ class CommandQueue:
         now_ms = self._clock.monotonic_ms()
         while self._heap and self._heap[0].due_ms <= now_ms and not until():
             command = heapq.heappop(self._heap)
-            if not command.done.done():  # the caller may have timed out
+            if not command.done.done():
+                # The caller may have timed out.
                 await _run_command(command)
 
     def close(self) -> None:
@@ -126,7 +127,8 @@ class CommandQueue:
         for command in waiting:
             if not command.done.done():
                 command.done.set_exception(IllegalState("the worker is shutting down"))
-                command.done.exception()  # there may be no caller that waits
+                # There may be no caller that waits.
+                command.done.exception()
 
 
 async def _run_command(command: _Command) -> None:
@@ -137,7 +139,8 @@ async def _run_command(command: _Command) -> None:
             command.done.set_exception(IllegalState("the worker is shutting down"))
             command.done.exception()
         raise
-    except Exception as e:  # the caller gets the error
+    except Exception as e:
+        # The caller gets the error.
         if not command.done.done():
             command.done.set_exception(e)
             command.done.exception()

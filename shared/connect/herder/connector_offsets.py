@@ -158,7 +158,8 @@ class ConnectorOffsets:
             else:
                 await self._alter_group(group, wanted)
         except GroupNotFound:
-            pass  # no offset was ever committed, so none is removed
+            # No offset was ever committed, so none is removed.
+            pass
         except (GroupNotEmpty, UnknownMember) as e:
             raise ConnectError(
                 f"Failed to {'reset' if rows is None else 'alter'} the offsets of sink connector {name}: its consumer "

@@ -547,7 +547,8 @@ class DistributedHerder(BaseHerder):
         await self._execute_command(restart_assigned_task)
 
     def _reject_not_assigned(self, owned: Callable[[str], bool], what: str) -> None:
-        self._require_group_leader()  # raises the leader's address: only the leader has all assignments
+        # Raises the leader's address: only the leader has all assignments.
+        self._require_group_leader()
         raise NotHere(f"Cannot restart {what}: it is not assigned to this worker", self._owner_url(owned))
 
     async def restart(self, request: RestartRequest) -> Json:
@@ -622,7 +623,8 @@ class DistributedHerder(BaseHerder):
         except ConnectError as e:
             self._reporter.on_event(name, Event.FAILURE, self.worker.masking(config)(trace_of(e)))
             return
-        except Exception as e:  # any error of the connector's code
+        except Exception as e:
+            # Any error of the connector's code.
             self._retry_task_configs_later(name, attempt, e)
             return
         try:
@@ -832,7 +834,8 @@ class PendingChanges:
             case LoggerLevel():
                 self._changes.loggers.append(change)
             case SessionKey():
-                pass  # readers find it in the snapshot
+                # Readers find it in the snapshot.
+                pass
 
     def _request_rejoin(self, reason: str, offset: int) -> None:
         self.rejoin = reason

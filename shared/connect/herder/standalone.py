@@ -242,7 +242,8 @@ class StandaloneHerder(BaseHerder):
             made = await self.worker.connector_task_configs(name, config)
         except ConnectorNotFound:
             return
-        except Exception as e:  # any error of the connector fails this connector alone
+        except Exception as e:
+            # Any error of the connector fails this connector alone.
             mask = self.worker.masking(config)
             log.error("tasks cannot be configured", connector=name, reason=mask(summary_of(e)))
             self._reporter.on_event(name, Event.FAILURE, mask(trace_of(e)))

@@ -194,7 +194,8 @@ class WorkRunner:
         assert self._before_task is not None
         try:
             may = await self._before_task(task)
-        except Exception as e:  # the fencing failed: without it, an older task might still write
+        except Exception as e:
+            # The fencing failed: without it, an older task might still write.
             self._listener.on_event(task, Event.FAILURE, trace_of(e))
             may = False
         finally:

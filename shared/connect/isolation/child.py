@@ -76,7 +76,8 @@ class WorkerLink:
             with contextlib.suppress(DataError, OSError):
                 for line in self._lines:
                     loop.call_soon_threadsafe(on_command, unpack(line))
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
+            with contextlib.suppress(RuntimeError):
+                # The loop is closed: the process is ending.
                 loop.call_soon_threadsafe(on_end)
 
         threading.Thread(target=read_commands, name="commands", daemon=True).start()
@@ -133,7 +134,8 @@ class ChildOffsetStore:
         return await (await self._open_offset_store()).connector_offsets(connector)
 
     async def _open_offset_store(self) -> OffsetBackingStore:
-        async with self._opening:  # several tasks may need their offsets at the same time
+        async with self._opening:
+            # Several tasks may need their offsets at the same time.
             if self._store is None:
                 async with AsyncExitStack() as clients:
                     kafka = self._config.kafka
@@ -265,13 +267,16 @@ def main() -> NoReturn:
     try:
         connection = socket.socket(fileno=int(sys.argv[1]))
         lines = connection.makefile("rb")
-        if first := lines.readline():  # else the worker has ended already
+        if first := lines.readline():
+            # Else the worker has ended already.
             start = unpack(first)
             configure(LogSettings.model_validate(start["log"]), "connect")
             asyncio.run(serve(start, WorkerLink(connection, lines)))
         status = 0
-    except BaseException:  # also SystemExit of the connector's code
+    except BaseException:
+        # Also SystemExit of the connector's code.
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # not by an ordinary end, which a thread that reads or blocks would delay
+    # Not by an ordinary end, which a thread that reads or blocks would delay.
+    os._exit(status)

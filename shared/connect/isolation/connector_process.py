@@ -78,7 +78,8 @@ class ConnectorProcess:
 
     def send(self, command: Mapping[str, Any]) -> None:
         """Send a command without a wait for its response."""
-        if self._writer is None:  # the process is still starting
+        if self._writer is None:
+            # The process is still starting.
             self._unsent.append(dict(command))
         elif not self._writer.is_closing():
             self._writer.write(pack(command))
@@ -147,7 +148,8 @@ class ConnectorProcess:
             self._process = process
             reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES_MAX)
         except BaseException:
-            ours.close()  # a process that was started finds the socket closed and ends
+            # A process that was started finds the socket closed and ends.
+            ours.close()
             raise
         finally:
             theirs.close()

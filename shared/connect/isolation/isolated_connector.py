@@ -81,7 +81,8 @@ class IsolatedConnector:
         process = self._add_part(self.name, command, target, listener)
         try:
             return State(await process.request({**command, "target": target.value}))
-        except ConnectorProcessEnded:  # `_on_end` reports the failure and schedules the restart
+        except ConnectorProcessEnded:
+            # `_on_end` reports the failure and schedules the restart.
             return State.FAILED
 
     def start_task(self, spec: TaskSpec, target: TargetState, listener: StatusListener) -> None:
@@ -110,7 +111,8 @@ class IsolatedConnector:
         except TimeoutError:
             log.error("a process did not stop its work in time", connector=self.name, tasks=tasks)
             await process.kill()
-        except ConnectorProcessEnded:  # nothing runs any more
+        except ConnectorProcessEnded:
+            # Nothing runs any more.
             return
 
     async def set_target_state(self, target: TargetState) -> None:
@@ -213,7 +215,8 @@ class IsolatedConnector:
             self._move_part_state(id, Event(message["event"]), message["trace"])
 
     def _move_part_state(self, id: Id, event: Event, trace: str | None) -> None:
-        part = self.parts.get(id, IsolatedPart({}))  # a part that is being stopped is not in `parts`
+        # A part that is being stopped is not in `parts`.
+        part = self.parts.get(id, IsolatedPart({}))
         is_restarted = part.state is State.RESTARTING and event is Event.STARTUP
         part.state = TRANSITIONS[event][1]
         self._listener.on_event(id, event, trace)

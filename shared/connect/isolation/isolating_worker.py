@@ -138,7 +138,8 @@ class IsolatingWorker(Worker):
         try:
             return self.resolve({ISOLATION: where})[ISOLATION] == "process"
         except ConfigError:
-            return False  # the start without a process resolves it again and reports the error
+            # The start without a process resolves it again and reports the error.
+            return False
 
     def _connector_with_part(self, id: Id) -> IsolatedConnector | None:
         isolated = self._isolated.get(id if isinstance(id, str) else id.connector)

@@ -214,7 +214,8 @@ class AbstractWorkerSourceTask(WorkerTask):
 
         As in AbstractWorkerSourceTask.execute, a poll without records counts as a batch: a transaction may be due.
         """
-        self._raise_send_error()  # from a producer callback since the last turn
+        # From a producer callback since the last turn.
+        self._raise_send_error()
         if self.should_pause:
             await self._wait_while_paused()
             return
@@ -262,7 +263,8 @@ class AbstractWorkerSourceTask(WorkerTask):
                 if self.stopping and not poll.done():
                     return []
                 if not poll.done():
-                    self._changed.clear()  # a pause takes effect when the poll is over
+                    # A pause takes effect when the poll is over.
+                    self._changed.clear()
             records = list(poll.result() or ())
         except RetriableError as e:
             log.warning("poll will be retried", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
@@ -409,7 +411,8 @@ class AbstractWorkerSourceTask(WorkerTask):
                 await self._have_topic(produced)
                 token = await self._prepare_to_send(record, produced)
                 await self._send_record(record, produced, token)
-            except RetriableError as e:  # as in AbstractWorkerSourceTask.sendRecords: tried again from this record on
+            except RetriableError as e:
+                # As in AbstractWorkerSourceTask.sendRecords: tried again from this record on.
                 self._record_not_sent(token)
                 self.to_send = records[index:]
                 # Only with the connector's own producer.override.max.block.ms. Otherwise `_watch_topics` sees it first.
@@ -476,7 +479,8 @@ class AbstractWorkerSourceTask(WorkerTask):
             self.parts.reporters.await_before_commit(
                 asyncio.ensure_future(self.parts.reporters.report(record, failure))
             )
-        elif self.send_error is None:  # the first error counts: later ones are often its consequences
+        elif self.send_error is None:
+            # The first error counts: later ones are often its consequences.
             self.send_error = error
 
     async def _handle_rejected_record(self, record: SourceRecord, token: object, error: PenstockError) -> None:
@@ -497,7 +501,8 @@ class AbstractWorkerSourceTask(WorkerTask):
         records is final."""
         try:
             await call
-        except Exception as e:  # any error of the connector
+        except Exception as e:
+            # Any error of the connector.
             log.error(
                 "a commit method of the connector's task failed",
                 task=str(self.id), method=method, error=self.mask(summary_of(e)),

@@ -239,11 +239,13 @@ def _check_exactly_once(
 
 
 def _shown_config_value(definition: ConfigDef, value: ConfigValue) -> dict[str, Any]:
-    if value.name not in definition:  # the connector's own validation may report on a setting that it did not define
+    if value.name not in definition:
+        # The connector's own validation may report on a setting that it did not define.
         definition = ConfigDef().define(value.name, Type.STRING, None, Importance.LOW, "")
         value.value = hidden(value.name, value.value)
     key = definition[value.name]
     shown = value.shown(key.type)
-    if isinstance(shown["value"], str):  # a URL, for example, may have a password in it
+    if isinstance(shown["value"], str):
+        # A URL, for example, may have a password in it.
         shown["value"] = without_passwords(shown["value"])
     return {"definition": key.definition(), "value": shown}

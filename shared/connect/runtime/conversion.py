@@ -85,7 +85,8 @@ class Conversion:
         try:
             keys = self.key.to_connect_values(topic, columns.keys)
             values = self.value.to_connect_values(topic, columns.values)
-        except Exception:  # the slow path finds the record that failed
+        except Exception:
+            # The slow path finds the record that failed.
             return None
         if keys is None or values is None:
             return None
@@ -182,7 +183,8 @@ class Conversion:
         data is fetched."""
         try:
             return operation()
-        except Exception as e:  # any error of a user's converter or transform
+        except Exception as e:
+            # Any error of a user's converter or transform.
             error: Exception = e
         self.waits.begin(started_ms := self.clock.monotonic_ms())
         try:
@@ -201,7 +203,8 @@ class Conversion:
                     return operation()
                 except (Failed, Interrupted):
                     raise
-                except Exception as e:  # an error of the registry's client, or of the operation again
+                except Exception as e:
+                    # An error of the registry's client, or of the operation again.
                     error = e
         finally:
             self.waits.end()

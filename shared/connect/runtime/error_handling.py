@@ -31,7 +31,8 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 RETRIES_DELAY_MIN_MS = 300
-RETRIES_DELAY_SHIFT_MAX = 40  # the doubling stops here: the delay exceeds every limit by then
+# The doubling stops here: the delay exceeds every limit by then.
+RETRIES_DELAY_SHIFT_MAX = 40
 CHECK_MS = 100
 """How often a wait checks whether the task is to stop or pause."""
 LOG_MS = 10_000

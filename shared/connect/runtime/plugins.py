@@ -66,7 +66,8 @@ def plugin_version(plugin: type) -> str:
     """
     try:
         return str(cast(Any, plugin).version(object.__new__(plugin)))
-    except Exception as e:  # any error of a plugin's code
+    except Exception as e:
+        # Any error of a plugin's code.
         log.warning("the version of a plugin is undefined", plugin=class_name(plugin), error=f"{type(e).__name__}: {e}")
         return "undefined"
 
@@ -189,7 +190,8 @@ def _import_plugin_class(path: str, base: type) -> type | None:
         return None
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except Exception as e:  # any error that a module raises on import
+    except Exception as e:
+        # Any error that a module raises on import.
         if not isinstance(e, ModuleNotFoundError):
             log.warning("a plugin's module cannot be imported", module=module, error=str(e))
         return None
@@ -219,7 +221,8 @@ def _entry_points() -> Iterator[tuple[str | None, type]]:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         try:
             plugin = entry.load()
-        except Exception as e:  # a module of a third party
+        except Exception as e:
+            # A module of a third party.
             log.warning("a plugin cannot be loaded", plugin=entry.name, error=f"{type(e).__name__}: {e}")
             continue
         if kinds_of(plugin):

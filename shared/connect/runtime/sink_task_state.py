@@ -51,7 +51,8 @@ class SinkTaskState:
         self._timeout_ms = offset_flush_timeout_ms
         self._next_commit_ms = now_ms + offset_flush_interval_ms
         self.batch: list[SinkRecord] = []
-        self.assigned: dict[TopicPartition, int] = {}  # by partition: the number of the assignment that it came with
+        # By partition: the number of the assignment that it came with.
+        self.assigned: dict[TopicPartition, int] = {}
         self._assignments = 0
         self.pending: dict[TopicPartition, OffsetAndMetadata] = {}
         self.current: dict[TopicPartition, OffsetAndMetadata] = {}

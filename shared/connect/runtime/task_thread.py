@@ -143,10 +143,12 @@ class TaskThread:
         if wanted:
             try:
                 result = function()
-            except StopIteration as e:  # a future cannot hold it; a coroutine converts it in the same way
+            except StopIteration as e:
+                # A future cannot hold it; a coroutine converts it in the same way.
                 error = RuntimeError("the task raised StopIteration")
                 error.__cause__ = e
-            except BaseException as e:  # any error: the caller gets it
+            except BaseException as e:
+                # Any error: the caller gets it.
                 error = e
         self._ended += 1
         if wanted and error is None:

@@ -161,7 +161,8 @@ class Worker:
             self.check_files(props)
             made = self.plugins.connector_class(props.get("connector.class", ""))()
             connector = WorkerConnector(name, made, props, listener, on_reconfiguration, mask=mask)
-        except Exception as e:  # also an error of the connector's constructor
+        except Exception as e:
+            # Also an error of the connector's constructor.
             log.error("connector cannot be created", connector=name, error=mask(summary_of(e)))
             listener.on_event(name, Event.FAILURE, mask(trace_of(e)))
             return State.FAILED
@@ -214,7 +215,8 @@ class Worker:
         tasks_max = int(props.get("tasks.max", "1"))
         try:
             made = await connector.task_configs(tasks_max)
-        except Exception:  # any error of the connector
+        except Exception:
+            # Any error of the connector.
             # A stop while the call ran may be the cause of its error.
             if self._connectors.get(name) is not connector:
                 raise ConnectorNotFound(f"Connector {name} was stopped") from None
@@ -248,7 +250,8 @@ class Worker:
         try:
             self._check_tasks_max(spec)
             task = self._make_task(spec, listener)
-        except Exception as e:  # also an error of the connector's constructor
+        except Exception as e:
+            # Also an error of the connector's constructor.
             mask = self.transformer.masking({**spec.connector_config, **spec.task_config})
             log.error("task cannot be created", task=str(spec.id), error=mask(summary_of(e)))
             listener.on_event(spec.id, Event.FAILURE, mask(trace_of(e)))

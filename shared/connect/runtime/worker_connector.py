@@ -116,7 +116,8 @@ class WorkerConnector:
             target, done = await self._wanted.get()
             try:
                 await (self._shut_down_connector() if target is None else self._change_target_state(target))
-            except Exception as e:  # any error of the connector fails this connector alone
+            except Exception as e:
+                # Any error of the connector fails this connector alone.
                 self._fail_connector(e)
             finally:
                 if not done.done():

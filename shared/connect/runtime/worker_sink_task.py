@@ -93,7 +93,8 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
 
     async def _execute_task(self) -> None:
         if self.should_pause:
-            self._changed.set()  # a task that starts paused must pause its consumer in the first iteration
+            # A task that starts paused must pause its consumer in the first iteration.
+            self._changed.set()
         while not self.stopping:
             await self.iteration()
 
@@ -168,7 +169,8 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         # Buffered records are taken without the three asyncio tasks below.
         polled_batches = await self._poll_consumer(0)
         if polled_batches[0] or timeout_ms <= 0:
-            await asyncio.sleep(0)  # neither branch need have waited, and other asyncio tasks must run
+            # Neither branch need have waited, and other asyncio tasks must run.
+            await asyncio.sleep(0)
             return polled_batches
         poll = asyncio.ensure_future(self._poll_consumer(timeout_ms))
         changed = asyncio.ensure_future(self._changed.wait())
@@ -275,7 +277,8 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
 
     async def _begin_offset_commit(self, now_ms: int) -> None:
         """Begin a commit beside the loop."""
-        await self._reporters.flush()  # an offset may pass a failed record only once its dead letter is stored
+        # An offset may pass a failed record only once its dead letter is stored.
+        await self._reporters.flush()
         begun = self.sink_state.begin_commit(now_ms)
         if begun is None:
             return
@@ -283,7 +286,8 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         self._commit_answered.clear()
         try:
             provided = await self._call_task(self.task.pre_commit, dict(wanted))
-        except Exception as e:  # an error of the connector: everything since the last commit is read again
+        except Exception as e:
+            # An error of the connector: everything since the last commit is read again.
             log.error(
                 "offset commit failed, reading again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}")
             )
@@ -291,7 +295,8 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 self._consumer.seek(tp, offset)
             self._offset_commit_completed(seqno, e, None)
             return
-        await self._reporters.flush()  # waits for the errors reported in `pre_commit`
+        # Waits for the errors reported in `pre_commit`.
+        await self._reporters.flush()
         offsets = self.sink_state.committable(provided or {})
         if not offsets:
             self._offset_commit_completed(seqno, None, None)
@@ -304,10 +309,12 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         self, seqno: int, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
     ) -> None:
         took_ms = self.sink_state.commit_completed(seqno, error, offsets, self._clock.monotonic_ms())
-        if not self.sink_state.committing:  # not a late response to an earlier commit
+        if not self.sink_state.committing:
+            # Not a late response to an earlier commit.
             self._commit_answered.set()
         self.metrics.set("offset_commit_seq_no", self.sink_state.commit_seqno)
-        if took_ms is None:  # the response came after a newer commit had begun
+        if took_ms is None:
+            # The response came after a newer commit had begun.
             self.metrics.add("offset_commit_skip_total")
         elif error is not None:
             self.metrics.add("offset_commit_failure_total")
@@ -367,10 +374,12 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         try:
             await self._reporters.flush()
             provided = await self._call_task(self.task.pre_commit, dict(wanted))
-            await self._reporters.flush()  # waits for the errors reported in `pre_commit`
+            # Waits for the errors reported in `pre_commit`.
+            await self._reporters.flush()
             if offsets := self.sink_state.committable(provided or {}):
                 await self._consumer.commit(offsets)
-        except Exception as e:  # an error of the connector or the commit: the next owner reads what is not committed
+        except Exception as e:
+            # An error of the connector or the commit: the next owner reads what is not committed.
             self._offset_commit_completed(seqno, e, None)
         else:
             self._offset_commit_completed(seqno, None, offsets)

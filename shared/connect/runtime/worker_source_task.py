@@ -153,7 +153,8 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
             except (TimeoutError, PenstockError):
                 log.warning("records are still pending", task=str(self.id), records=self.submitted.pending)
         error = self.send_error
-        self.send_error = None  # the offsets before the failed record may be stored
+        # The offsets before the failed record may be stored.
+        self.send_error = None
         is_stored = await self.commit_offsets()
         self.send_error = error
         if self._notifier is not None:

@@ -162,7 +162,8 @@ class WorkerTask(ABC):
         except asyncio.CancelledError:
             log.warning("task was cancelled", task=str(self.id))
             raise
-        except Exception as e:  # any error of the connector fails this task alone
+        except Exception as e:
+            # Any error of the connector fails this task alone.
             self._fail_task(e)
         else:
             self.moved(Event.SHUTDOWN)

@@ -204,7 +204,8 @@ class ConfigState:
 
     def _commit_task_configs(self, connector: str, count: int) -> ConfigChange | None:
         deferred = self._deferred.pop(connector, {})
-        if connector not in self._configs:  # removed meanwhile: its tasks are not used
+        if connector not in self._configs:
+            # Removed meanwhile: its tasks are not used.
             return None
         self._counts[connector] = count
         # As in KafkaConfigBackingStore: compaction or a crash of the writer has removed task configs of this set.

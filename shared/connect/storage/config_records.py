@@ -236,7 +236,8 @@ def _decode_session_key(fields: Mapping[str, Any]) -> SessionKey:
         key = base64.b64decode(str(fields["key"]), validate=True)
         return SessionKey(key, str(fields["algorithm"]), int(fields["creation-timestamp"]))
     except (KeyError, TypeError, ValueError, binascii.Error) as e:
-        raise SerializationError(f"{SESSION_KEY}: {type(e).__name__}") from None  # the error's text would show the key
+        # The error's text would show the key.
+        raise SerializationError(f"{SESSION_KEY}: {type(e).__name__}") from None
 
 
 def _decode_config_properties(fields: Mapping[str, Any]) -> Config:

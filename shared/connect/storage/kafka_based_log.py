@@ -209,7 +209,8 @@ class KafkaBasedLog:
             except RetriableError as e:
                 log.warning("a topic cannot be read and is retried", topic=self._topic.name, reason=str(e))
                 await asyncio.sleep(RETRY_MS / 1000)
-            except Exception as e:  # callers that wait, and later ones, get the error
+            except Exception as e:
+                # Callers that wait, and later ones, get the error.
                 log.error("a topic cannot be read any more", topic=self._topic.name, reason=f"{type(e).__name__}: {e}")
                 self._broken = e
                 await self._notify_waiting()

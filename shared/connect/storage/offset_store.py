@@ -220,5 +220,6 @@ class KafkaOffsetStore(MemoryOffsetStore):
     def _on_record(self, record: ConsumerRecord) -> None:
         try:
             self.cache.apply(record.key, record.value)
-        except SerializationError as e:  # skipped: the offsets of other connectors must stay readable
+        except SerializationError as e:
+            # Skipped: the offsets of other connectors must stay readable.
             log.error("a record of the offset topic cannot be read", offset=record.offset, reason=str(e))

@@ -121,7 +121,8 @@ class KafkaStatusStore(StatusStore):
                     log.warning("a status is sent again", status=repr(report[0]), reason=str(e))
                     await asyncio.sleep(RETRY_MS / 1000)
                     self._newest.setdefault(key, report)
-                except Exception as e:  # a retry does not help: the next report of the same id is still written
+                except Exception as e:
+                    # A retry does not help: the next report of the same id is still written.
                     log.error("a status could not be written", status=repr(report[0]), reason=str(e))
         finally:
             del self._writing[key]

@@ -47,7 +47,8 @@ class DatePattern:
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
-        self._tokens: list[tuple[str, int, str]] = []  # letter, count, or an empty letter with text
+        # Letter, count, or an empty letter with text.
+        self._tokens: list[tuple[str, int, str]] = []
         at = 0
         while at < len(pattern):
             match = TOKEN.match(pattern, at)
@@ -114,7 +115,8 @@ class DatePattern:
                 elif letter in found:
                     found[letter] = int(value)
                     if letter == "d":
-                        day_of_year = None  # of the day of the month and the day of the year, the last one counts
+                        # Of the day of the month and the day of the year, the last one counts.
+                        day_of_year = None
             # 2. With am or pm, only the hour within the half of the day counts. A day of the year counts from January.
             if afternoon is not None:
                 found["H"] = found["H"] % 12 + 12 * afternoon
@@ -137,7 +139,8 @@ class DatePattern:
             return re.escape(text)
         following, following_count, _ = self._tokens[index + 1] if index + 1 < len(self._tokens) else ("", 0, "")
         digits_follow = following in (*_NUMBERS, "y", "Y") and (following != "M" or following_count < 3)
-        group = f"[ \\t]*(?P<g{index}>"  # as in Java, blanks before a field are skipped
+        # As in Java, blanks before a field are skipped.
+        group = f"[ \\t]*(?P<g{index}>"
         if letter == "M" and count >= 3:
             return f"{group}{'|'.join(f'{month}|{month[:3]}' for month in MONTHS)})"
         if letter == "E":

@@ -38,8 +38,10 @@ NumberType = Literal["int64", "float64"]
 ResultType = Literal["int64", "float64", "json"]
 ColumnValue = int | float | bytes
 
-EMPTY_TEXT = "\x00the empty text"  # stands for "" in a sketch, because DataSketches and Spark ignore ""
-DISTINCT_LG_K = 11  # at most about 2 KiB a sketch, 2.3 % standard error, exact for a few dozen values
+# Stands for "" in a sketch, because DataSketches and Spark ignore "".
+EMPTY_TEXT = "\x00the empty text"
+# At most about 2 KiB a sketch, 2.3 % standard error, exact for a few dozen values.
+DISTINCT_LG_K = 11
 
 State = TypeVar("State", default=Any)
 Sketch = TypeVar("Sketch")
@@ -57,9 +59,12 @@ class Aggregation(ABC, Generic[State]):
 
     function: str
     field: str | None = None
-    in_place: bool = False  # whether `add` changes its argument
-    parameters: tuple[float, ...] = ()  # configuration besides the field, which states do not contain
-    verbatim: bool = True  # whether the stream's JSON values have the field in the form that is aggregated
+    # Whether `add` changes its argument.
+    in_place: bool = False
+    # Configuration besides the field, which states do not contain.
+    parameters: tuple[float, ...] = ()
+    # Whether the stream's JSON values have the field in the form that is aggregated.
+    verbatim: bool = True
 
     @property
     @abstractmethod
@@ -314,7 +319,8 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
     result_type = "int64"
 
     def initial(self) -> datasketches.hll_sketch:
-        import datasketches  # imported here, because readers of late records and settings do not need the extra
+        # Imported here, because readers of late records and settings do not need the extra.
+        import datasketches
 
         return datasketches.hll_sketch(DISTINCT_LG_K)
 
@@ -437,7 +443,8 @@ def sketch_of(deserialize: Callable[[bytes], Sketch], data: bytes) -> Sketch:
     """Return the sketch that `data` contain. Raises ValueError if they contain none."""
     try:
         return deserialize(data)
-    except (IndexError, RuntimeError) as e:  # the library's errors for bytes that are too short
+    except (IndexError, RuntimeError) as e:
+        # The library's errors for bytes that are too short.
         raise ValueError(f"{len(data)} bytes are no sketch: {e}") from None
 
 

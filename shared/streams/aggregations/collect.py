@@ -26,9 +26,11 @@ from penstock.shared.streams.aggregations.aggregation import (
     OfField,
 )
 
-COLLECT_LIMIT = 1_000  # the default number of values of one window; all of them are written with every change
+# The default number of values of one window; all of them are written with every change.
+COLLECT_LIMIT = 1_000
 
-_decode = msgspec.json.decode  # a Decoder cannot be pickled for Spark's workers
+# A Decoder cannot be pickled for Spark's workers.
+_decode = msgspec.json.decode
 
 
 Collected = tuple[tuple[Any, ...], int]

@@ -29,7 +29,8 @@ from penstock.shared.streams.aggregations.aggregation import (
     field_types,
 )
 
-_decode = msgspec.json.decode  # a Decoder cannot be pickled for Spark's workers
+# A Decoder cannot be pickled for Spark's workers.
+_decode = msgspec.json.decode
 
 
 TimedValue = tuple[int, Any]

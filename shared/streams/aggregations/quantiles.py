@@ -18,7 +18,8 @@ from penstock.shared.streams.aggregations.aggregation import Column, ColumnValue
 if TYPE_CHECKING:
     from datasketches import kll_doubles_sketch as Sketch  # noqa: N812
 
-KLL_K = 200  # 1.3 % of rank; exact for up to this number of values
+# 1.3 % of rank; exact for up to this number of values.
+KLL_K = 200
 RANKS = (0.5, 0.9, 0.99)
 
 
@@ -41,7 +42,8 @@ class Quantiles(OfField["Sketch"]):
         self._number_types(hint)
 
     def initial(self) -> Sketch:
-        from datasketches import kll_doubles_sketch  # imported here, as in `aggregation`
+        # Imported here, as in `aggregation`.
+        from datasketches import kll_doubles_sketch
 
         return kll_doubles_sketch(KLL_K)
 

@@ -51,7 +51,8 @@ from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.state_store import NEVER
 
 FORMAT_VERSION = 1
-VERSIONS_MAX = 7  # a protocol buffer can begin with the byte 8 or higher
+# A protocol buffer can begin with the byte 8 or higher.
+VERSIONS_MAX = 7
 MAGIC_BYTES = 2
 ENVELOPE = struct.Struct(">BcBiq")
 START_END = struct.Struct(">qq")
@@ -66,8 +67,10 @@ FINAL = b"F"
 LATE = b"X"
 PROGRESS = b"G"
 TAKEOVER = b"T"
-EPOCH_MAX = 2**31 - 2  # the highest epoch that an owner takes and readers accept
-STORES_MAX = 256  # a store's number is one byte
+# The highest epoch that an owner takes and readers accept.
+EPOCH_MAX = 2**31 - 2
+# A store's number is one byte.
+STORES_MAX = 256
 BODY_BYTES_MIN = {
     LIVE: START_END.size,
     DELETED: START.size,

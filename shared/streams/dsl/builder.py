@@ -102,9 +102,11 @@ class StreamsBuilder:
     def __init__(self) -> None:
         self._topology = Topology()
         self._named = 0
-        self._repartitioned: dict[str, tuple[str, Stream]] = {}  # by topic: the node before it, the stream behind it
+        # By topic: the node before it, the stream behind it.
+        self._repartitioned: dict[str, tuple[str, Stream]] = {}
         self._null_key_topics: set[str] = set()
-        self._without_emission: dict[str, None] = {}  # aggregates without on_close() or on_update() so far
+        # Aggregates without on_close() or on_update() so far.
+        self._without_emission: dict[str, None] = {}
 
     @overload
     def stream(

@@ -114,7 +114,8 @@ class WindowAggregate(TimedProcessor):
         times = columns.timestamps[indexes]
         outcome = self.store.take(times, codes, values, inputs)
         if len(late := outcome.late[outcome.late[:, LATE_ACCEPTED] == 0]):
-            own, close_times_ms, stream_times_ms, _ = late.T.copy()  # kernels take contiguous arrays
+            # Kernels take contiguous arrays.
+            own, close_times_ms, stream_times_ms, _ = late.T.copy()
             self.context.emit_late_columns(columns, indexes[own], close_times_ms, stream_times_ms)
         self._keep_late(outcome.late, times, codes, values, inputs, columns, indexes)
         self._forward_outcome(outcome, columns, indexes)
@@ -167,7 +168,8 @@ class WindowAggregate(TimedProcessor):
             return []
         try:
             return self.store.sizes.in_doubt(codes, inputs, self._state_bytes_max)
-        except Exception:  # a value has no JSON; processing one by one finds it
+        except Exception:
+            # A value has no JSON; processing one by one finds it.
             return list(range(len(codes)))
 
     def overflow(self, rejected_by: int) -> DataError:

@@ -30,7 +30,8 @@ CHANGELOG_CONFIGS = {
     "retention.bytes": "-1",
     "message.timestamp.type": "LogAppendTime",
 }
-CHANGELOG_CONFIGS_REQUIRED = ("cleanup.policy", "retention.ms", "retention.bytes")  # other settings lose no state
+# Other settings lose no state.
+CHANGELOG_CONFIGS_REQUIRED = ("cleanup.policy", "retention.ms", "retention.bytes")
 RETENTION_CONFIGS = ("retention.ms", "retention.bytes")
 
 Configs = Mapping[str, str | None]

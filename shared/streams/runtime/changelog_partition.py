@@ -74,7 +74,8 @@ log = get_logger(__name__)
 
 PRODUCER_BATCH_BYTES = 256 * 1024
 KEY_BYTES_SHOWN = 100
-SNAPSHOT_ATTEMPTS_MAX = 5  # restores that start again from a newer snapshot, because the log was deleted meanwhile
+# Restores that start again from a newer snapshot, because the log was deleted meanwhile.
+SNAPSHOT_ATTEMPTS_MAX = 5
 TAKEOVER_ATTEMPTS_MAX = 10
 
 

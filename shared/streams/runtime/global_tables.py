@@ -26,7 +26,8 @@ LOAD_POLL_MS = 200
 POLL_RECORDS_MAX = 5_000
 """The records that are applied at once. A running instance does it once a turn, and a turn without source records lasts
 up to `poll_ms`."""
-LOAD_IDLE_MS_MAX = 60_000  # loading a table fails if there is no record and no movement for this long
+# Loading a table fails if there is no record and no movement for this long.
+LOAD_IDLE_MS_MAX = 60_000
 
 
 class GlobalTableRows:
@@ -80,7 +81,8 @@ class GlobalTableRows:
                 raise DataError(f"{self.topic}: a record without a key cannot be a row")
             own = key if self._node.key == "bytes" else string_deserializer(self.topic, key)
             row = self._node.value(self.topic, value)
-        except Exception as e:  # the deserializer may be the user's
+        except Exception as e:
+            # The deserializer may be the user's.
             # The row keeps its last valid value, and the other rows stay current.
             return e if isinstance(e, DataError) else DataError(f"{self.topic}: {type(e).__name__}: {e}")
         if row is None:

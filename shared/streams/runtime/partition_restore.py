@@ -54,14 +54,18 @@ from penstock.shared.streams.task.stream_task import StreamTask
 
 log = get_logger(__name__)
 
-RESTORE_RECORDS_MAX = 2_000  # applied at once; the event loop runs in between
-RESTORE_ROWS_MAX = 50_000  # of a snapshot, applied at once
+# Applied at once; the event loop runs in between.
+RESTORE_RECORDS_MAX = 2_000
+# Of a snapshot, applied at once.
+RESTORE_ROWS_MAX = 50_000
 RESTORE_POLL_MS = 500
 NEWEST_RECORDS = 1_000
 """The records at the changelog's end that are read before a long restore. The newest commit's progress record is among
 them, unless as many records of failed commits and takeovers follow it."""
-NEWEST_MS = 2_000  # the time limit for reading them
-RESTORE_IDLE_MS_MAX = 60_000  # a restore fails if there is no record and no movement for this long
+# The time limit for reading them.
+NEWEST_MS = 2_000
+# A restore fails if there is no record and no movement for this long.
+RESTORE_IDLE_MS_MAX = 60_000
 
 
 class PartitionRestore:

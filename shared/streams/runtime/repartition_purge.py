@@ -19,7 +19,8 @@ from penstock.shared.streams.topology import Topology
 
 log = get_logger(__name__)
 
-PURGE_TIMEOUT_MS = 5_000  # the tasks wait while records are deleted
+# The tasks wait while records are deleted.
+PURGE_TIMEOUT_MS = 5_000
 
 
 class RepartitionPurge:

@@ -11,7 +11,8 @@ from penstock.shared.streams.task.metrics import RestoreMetrics
 log = get_logger(__name__)
 
 
-LOG_INTERVAL_MS = 5_000  # between log lines of the progress
+# Between log lines of the progress.
+LOG_INTERVAL_MS = 5_000
 
 
 class ProgressDescription(TypedDict):

@@ -34,9 +34,11 @@ from penstock.shared.streams.task.watermarks import holds_records
 
 log = get_logger(__name__)
 
-LOOKUP_TIMEOUT_MS = 10_000  # other partitions may wait for a lookup
+# Other partitions may wait for a lookup.
+LOOKUP_TIMEOUT_MS = 10_000
 UNREAD_POLL_MS = 500
-UNREAD_TIMEOUT_MS = 60_000  # a restore fails if the search for unread records does not move for this long
+# A restore fails if the search for unread records does not move for this long.
+UNREAD_TIMEOUT_MS = 60_000
 
 OnMissing = Literal["fail", "skip"]
 START_AFRESH = (

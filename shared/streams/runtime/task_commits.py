@@ -192,6 +192,7 @@ class TaskCommits:
             await consumer.commit(offsets)
         except PenstockError as e:
             # In a later generation these offsets might include commits that a new owner has overtaken.
-            with contextlib.suppress(IllegalState):  # a closed consumer sends no offsets any more
+            with contextlib.suppress(IllegalState):
+                # A closed consumer sends no offsets any more.
                 consumer.forget_commits()
             log.warning("group offsets not committed", reason=str(e))

@@ -41,20 +41,25 @@ from penstock.shared.streams.state_store import NEVER
 log = get_logger(__name__)
 
 FORMAT_VERSION = 2
-WRITE_BUFFER_SHARE = 0.25  # of the memory; the rest is for blocks, indexes and filters
-WRITE_BUFFER_BYTES_MAX = 16 * 1024 * 1024  # of one task; a start after a crash reads this from the write-ahead log
+# Of the memory; the rest is for blocks, indexes and filters.
+WRITE_BUFFER_SHARE = 0.25
+# Of one task; a start after a crash reads this from the write-ahead log.
+WRITE_BUFFER_BYTES_MAX = 16 * 1024 * 1024
 BLOOM_BITS_PER_KEY = 10
 OPEN_FILES_MAX = 256
 LOG_FILES_MAX = 2
-WRITE_ROWS_MAX = 4_096  # looked up at once
-PAGE_ROWS = 1_000  # read at once
+# Looked up at once.
+WRITE_ROWS_MAX = 4_096
+# Read at once.
+PAGE_ROWS = 1_000
 
 META = b"M"
 ROW = b"R"
 DUE = b"E"
 _HEAD = struct.Struct(">cBI")
 PREFIX_BYTES = _HEAD.size
-_NUMBER = struct.Struct(">Q")  # shifted, so that the bytes sort as the numbers do
+# Shifted, so that the bytes sort as the numbers do.
+_NUMBER = struct.Struct(">Q")
 _SHIFT = 1 << 63
 _ENDS = struct.Struct(">qq")
 

@@ -86,7 +86,8 @@ class StateDirectory:
     def _mark_closed(self, partition: int) -> None:
         self._open.discard(partition)
         with contextlib.suppress(OSError):
-            os.utime(self._partition_folder(partition))  # the time of last use
+            # The time of last use.
+            os.utime(self._partition_folder(partition))
 
 
 def _import_rocksdb_modules() -> tuple[ModuleType, ModuleType]:

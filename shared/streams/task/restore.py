@@ -151,7 +151,8 @@ def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatc
 
 
 def _replay_rows(task: StreamTask, store: WindowStore, schema: StoreSchema, batch: pa.RecordBatch) -> None:
-    keys = packed(batch.column("key").fill_null(b""))  # a store has no null keys
+    # A store has no null keys.
+    keys = packed(batch.column("key").fill_null(b""))
     if schema.key == "string" and not are_ascii(keys):
         for key in keys.tolist():
             key.decode()

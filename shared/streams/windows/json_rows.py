@@ -104,7 +104,8 @@ def json_texts(values: Sequence[Any] | NDArray[Any]) -> PackedBytes:
         _write_integers(values, written, starts, lengths)
         return PackedBytes(written, starts, lengths)
     data = np.frombuffer(_encode_lines(values.tolist() if isinstance(values, np.ndarray) else values), np.uint8)
-    if _cut_lines(data, starts, lengths) < len(data):  # the user's own JSON (msgspec.Raw) has line breaks
+    if _cut_lines(data, starts, lengths) < len(data):
+        # The user's own JSON (msgspec.Raw) has line breaks.
         return PackedBytes.of(list(map(msgspec.json.encode, values)))
     return PackedBytes(data, starts, lengths)
 

@@ -47,14 +47,20 @@ NOTHING, COLLECTING, ORDERED = range(3)
 KEY, NEXT, PREVIOUS, BUCKET = range(4)
 
 # --- flags ---
-DIRTY = 1  # changed since the commit
-PERSISTED = 2  # in the last commit
-RETAINED = 4  # closed and retained
-LISTED = 8  # in the list of changed rows
+# Changed since the commit.
+DIRTY = 1
+# In the last commit.
+PERSISTED = 2
+# Closed and retained.
+RETAINED = 4
+# In the list of changed rows.
+LISTED = 8
 
 # --- changes of a window of the last commit ---
-REMOVED = 1  # no window has its start any more
-RETRACTED = 2  # its bounds have changed
+# No window has its start any more.
+REMOVED = 1
+# Its bounds have changed.
+RETRACTED = 2
 
 # --- cells ---
 LINK_CELLS = 2

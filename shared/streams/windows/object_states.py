@@ -224,13 +224,15 @@ def _take_distinct(aggregation: Any, values: Sequence[Any]) -> list[Any]:
     inputs: list[Any] = list(map(aggregation._get, values))
     kinds = set(map(type, inputs))
     if str in kinds:
-        "".join(g for g in inputs if type(g) is str).encode()  # raises for text that is not valid UTF-8
+        # Raises for text that is not valid UTF-8.
+        "".join(g for g in inputs if type(g) is str).encode()
     integers = [g for g in inputs if type(g) is int] if int in kinds else [0]
     if not kinds <= _NUMBERS | _TEXTS or not INT64_MIN <= min(integers) <= max(integers) <= INT64_MAX:
         inputs = list(map(aggregation._distinct_item, values))
         scratch = aggregation.initial()
         for value in values:
-            aggregation.add(scratch, value)  # it rejects some large integers
+            # It rejects some large integers.
+            aggregation.add(scratch, value)
     elif "" in inputs:
         inputs = [EMPTY_TEXT if g == "" else g for g in inputs]
     return inputs
@@ -249,7 +251,8 @@ def _take_quantiles(aggregation: Any, values: Sequence[Any]) -> list[Any]:
     inputs = list(map(aggregation._get, values))
     if not set(map(type, inputs)) <= _NUMBERS:
         inputs = list(map(aggregation._quantile_input, values))
-    return list(np.array([np.nan if g is None else g for g in inputs], np.float64).tolist())  # a sketch skips NaN
+    # A sketch skips NaN.
+    return list(np.array([np.nan if g is None else g for g in inputs], np.float64).tolist())
 
 
 def _feed_quantile_sketch(aggregation: Any, state: Any, inputs: Sequence[Any], times: Sequence[int]) -> Any:

@@ -114,7 +114,8 @@ class StateColumns:
         self.settle_zeros(numbers.cells)
         try:
             return numbers, [states.take(values) for states in self.objects]
-        except Exception as e:  # a value's own methods may raise any error
+        except Exception as e:
+            # A value's own methods may raise any error.
             raise ValueRejected from e
 
     @staticmethod
@@ -137,7 +138,8 @@ class StateColumns:
             if not types <= _ACCEPTED_TYPES[type_]:
                 raise ValueRejected
             column[:] = np.fromiter(numbers, type_, count)
-        except Exception as e:  # a value's own methods may raise any error
+        except Exception as e:
+            # A value's own methods may raise any error.
             raise ValueRejected from e
 
     def settle_zeros(self, cells: Int64Array) -> None:

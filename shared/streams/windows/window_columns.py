@@ -65,9 +65,11 @@ def newest_of_each_window(codes: Any, starts: Int64Array) -> Int64Array:
     indexes = np.arange(len(codes))
     last = np.empty(int(codes.max(initial=NONE)) + 1, np.int64)
     last[codes] = indexes
-    if (last[codes] == indexes).all():  # each code occurs once
+    if (last[codes] == indexes).all():
+        # Each code occurs once.
         return indexes
-    order = np.lexsort((starts, codes))  # stable: the last of equal ones is the newest
+    # Stable: the last of equal ones is the newest.
+    order = np.lexsort((starts, codes))
     codes = codes[order]
     starts = starts[order]
     is_last = np.ones(len(order), np.bool_)

@@ -143,12 +143,14 @@ def failed_response(request: Request, code: int, partitions: Collection[TopicPar
     if "error_code" in fields and partitions is None and request.api is not Api.FETCH:
         response.error_code = code
     if request.api is Api.JOIN_GROUP:
-        response.protocol_name = ""  # only newer versions allow null
+        # Only newer versions allow null.
+        response.protocol_name = ""
     return response
 
 
 def _failed_topics(request: Request, code: int, partitions: Collection[TopicPartition] | None) -> list[Message]:
-    if partitions is not None and request.body.topics is None:  # OffsetFetch of all topics
+    if partitions is not None and request.body.topics is None:
+        # OffsetFetch of all topics.
         requested = list(partitions)
     else:
         requested = [tp for tp in request.partitions() if partitions is None or tp in partitions]

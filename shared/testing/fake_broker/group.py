@@ -106,7 +106,8 @@ class BrokerGroup:
         if not protocols or not body.protocol_type:
             return self._error_response(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, body.member_id)
         static = self._static_member(body.group_instance_id)
-        if body.member_id:  # 2.
+        if body.member_id:
+            # 2.
             if static is not None and static.member_id != body.member_id:
                 return self._error_response(ErrorCode.FENCED_INSTANCE_ID, body.member_id)
             if body.member_id not in self.members and body.member_id not in self.pending:
@@ -114,10 +115,12 @@ class BrokerGroup:
             member_id = body.member_id
         else:
             member_id = f"{body.group_instance_id or client[0]}-{uuid.uuid4()}"
-            if body.group_instance_id is None and version >= MEMBER_ID_REQUIRED_SINCE:  # 3.
+            if body.group_instance_id is None and version >= MEMBER_ID_REQUIRED_SINCE:
+                # 3.
                 self._expect_rejoin(member_id, body.session_timeout_ms, now_ms)
                 return self._error_response(ErrorCode.MEMBER_ID_REQUIRED, member_id)
-            if static is not None:  # 4.
+            if static is not None:
+                # 4.
                 self._replace_static_member(static, member_id)
                 member = self.members[member_id]
                 if (
@@ -151,7 +154,8 @@ class BrokerGroup:
             # A restarted static member has a new id. The leader may be assigning to the old one.
             is_restarted = not body.member_id
             news = is_restarted or member.protocols != protocols
-            if is_restarted:  # the timer belongs to the instance that it replaced
+            if is_restarted:
+                # The timer belongs to the instance that it replaced.
                 self._watch_session_timeout(member, now_ms)
             member.protocols = protocols
             member.seen_ms = now_ms
@@ -338,7 +342,8 @@ class BrokerGroup:
         for member in [one for one in self.members.values() if one.joining is None and one.instance_id is None]:
             del self.members[member.member_id]
         joined = [one.member_id for one in self.members.values() if one.joining is not None]
-        if self.members and not joined:  # wait for a member's join, or for the end of their sessions
+        if self.members and not joined:
+            # Wait for a member's join, or for the end of their sessions.
             self._set_deadline(now_ms + self._rebalance_timeout_ms(), self._complete_join)
             return
         self.generation += 1

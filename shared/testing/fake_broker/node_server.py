@@ -121,7 +121,8 @@ class NodeServer:
         self._running.set()
 
     async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._server is None:  # the node was stopped after it had accepted the connection
+        if self._server is None:
+            # The node was stopped after it had accepted the connection.
             writer.transport.abort()
             return
         task = asyncio.current_task()
@@ -132,8 +133,10 @@ class NodeServer:
         except (asyncio.IncompleteReadError, ConnectionError, HangUp, MalformedMessage):
             pass
         except asyncio.CancelledError:
-            pass  # cancelled only by close_connections; asyncio's streams would report it as an error
-        except Exception as e:  # an error of a test's hook or of the broker: the cluster raises it when it is closed
+            # Cancelled only by close_connections; asyncio's streams would report it as an error.
+            pass
+        except Exception as e:
+            # An error of a test's hook or of the broker: the cluster raises it when it is closed.
             self._after(e)
         finally:
             del self._connections[task]
@@ -151,7 +154,8 @@ class NodeServer:
             action = control.hook(request)
             if isawaitable(action):
                 action = await action
-            if action is not None and control.is_on:  # a concurrent request may have used up the hook meanwhile
+            if action is not None and control.is_on:
+                # A concurrent request may have used up the hook meanwhile.
                 control.count()
                 return action
         return None

@@ -130,7 +130,8 @@ def translated(error: Exception) -> Exception:
         pg.InternalClientError,  # of a connection that is closing
     )
     message = f"{type(error).__name__}: {error}"
-    is_data = isinstance(error, ValueError)  # asyncpg's DataError is an InterfaceError too
+    # Asyncpg's DataError is an InterfaceError too.
+    is_data = isinstance(error, ValueError)
     return RetriableError(message) if isinstance(error, passing) and not is_data else ConnectError(message)
 
 

@@ -352,7 +352,8 @@ class LogicalReader:
         try:
             records = await self._read_changes(connection, self._reading)
         except BaseException:
-            self._progress.read = before  # the records were not returned, so they are read again
+            # The records were not returned, so they are read again.
+            self._progress.read = before
             raise
         self.is_idle = self._reading is None and not self._has_records
         return records
@@ -414,7 +415,8 @@ class LogicalReader:
 
         They stay null if the update has no key, or if the row no longer exists.
         """
-        if not row.key:  # without a key, no row can be identified
+        if not row.key:
+            # Without a key, no row can be identified.
             return
         oids = [oid for oid, _ in row.key.values()]
         types = await connection.fetch(

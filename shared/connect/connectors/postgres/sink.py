@@ -257,7 +257,8 @@ class PostgresSinkTask(SinkTask):
     async def _failure_to_raise(self, error: Exception) -> Exception:
         """The error to raise for the database's error: retriable as long as retries are left."""
         ours = translated(error)
-        self._tables.clear()  # the error may come from a changed table, which is described again
+        # The error may come from a changed table, which is described again.
+        self._tables.clear()
         if self._connection is not None and (isinstance(ours, RetriableError) or self._connection.is_closed()):
             connection = self._connection
             self._connection = None
@@ -306,7 +307,8 @@ class PostgresSinkTask(SinkTask):
         for table in dict.fromkeys(group.table for group in groups):
             await self._ensure_sink_table(connection, table, [group for group in groups if group.table == table])
         groups = self._fit_groups_to_tables(groups)
-        await self._have_stagings(connection, groups)  # outside the transaction: a rollback would drop them
+        # Outside the transaction: a rollback would drop them.
+        await self._have_stagings(connection, groups)
         async with transaction(connection, keep=keep):
             if self._offsets is not None:
                 groups = self._fit_groups_to_tables(
@@ -314,7 +316,8 @@ class PostgresSinkTask(SinkTask):
                 )
             for group in groups:
                 await self._write_rows(connection, group)
-            if not keep:  # check what a commit would check
+            if not keep:
+                # Check what a commit would check.
                 await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         if keep:
             if self._offsets is not None:

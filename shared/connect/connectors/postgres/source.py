@@ -247,7 +247,8 @@ class PostgresSourceTask(SourceTask):
         if self._logical is not None:
             try:
                 await self._logical.move_slot(connection)
-            except Exception as e:  # of the driver: the slot has not moved, and the next task moves it
+            except Exception as e:
+                # Of the driver: the slot has not moved, and the next task moves it.
                 log.warning("the replication slot could not be moved", slot=self._slot["slot"], reason=str(e))
 
 
