@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 from penstock.shared.common.settings import PositiveMs, Section
 from penstock.shared.streams.topology_loading import NAME_PATTERN
 
-# Takes two cores minutes and a few GB of Spark's scratch space.
+# A compaction of this many records takes minutes on two cores, and a few GB of Spark's scratch space.
 CHANGELOG_RECORDS_MAX = 10_000_000
 OPTIMIZE_FILES_MAX = 20
 RETENTION_HOURS_MIN = 24
@@ -24,7 +24,7 @@ RETENTION_DAYS_MAX = 100_000
 SPARK_MASTER = r"^(local(-cluster)?(\[.+\])?|spark://[^,]+:\d+(,[^,]+:\d+)*|yarn|k8s://.+)$"
 """Valid Spark masters; Spark's own launcher prints a stack trace for anything else."""
 
-# Spark's names are case-sensitive.
+# Spark's setting names are case-sensitive, so no other spelling is checked.
 _TIME_ZONE = "spark.sql.session.timeZone"
 _UTC = ("UTC", "Etc/UTC", "Z", "+00:00")
 

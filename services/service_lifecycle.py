@@ -73,7 +73,7 @@ def serve(
     try:
         return run_process(run_daemon())
     except ConfigError as e:
-        # Raised by `make`: nothing has started yet.
+        # `make` raised the error, so nothing has started yet.
         print(f"{program}: {e}", file=sys.stderr)
         return ExitStatus.WRONG_SETTING
 
@@ -98,7 +98,7 @@ def _leave(status: int) -> None:
     # `os._exit` drops what is buffered, such as lines that a sink connector printed for committed records.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
-            # Closed, or nobody reads it.
+            # The stream may be closed, or a pipe that nobody reads.
             stream.flush()
     os._exit(status)
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-# Narrower than this, texts would wrap into towers.
+# With fewer characters a line, texts would wrap into many short lines.
 WIDTH_MIN = 100
 _UNLIMITED = 10_000
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ast
 import gc
+import io
 import re
 import subprocess
+import tokenize
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 REAL_BROKER = ("tests/integration/", "tests/contract/")  # tests against a real broker: they may poll
+TOOL_COMMENT = re.compile(r"# (fmt|noqa|type):")  # addressed to ruff or mypy
 NO_FOLDER = (*REAL_BROKER, "tests/typing/")  # tests of several folders of the source
 
 SANS_IO = (
@@ -234,6 +237,20 @@ def an_assignment_is_alone(source: Source) -> Iterator[str]:
                 yield f"{node.lineno}: assigns several values in one line"
 
 
+def a_comment_has_a_line(source: Source) -> Iterator[str]:
+    """The parts of a literal or call may have a comment behind them, as a table has."""
+    if not (source.is_python and source.path.startswith(PRODUCT)):
+        return
+    depth = 0
+    for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
+        if token.type == tokenize.OP:
+            depth += (token.string in "([{") - (token.string in ")]}")
+        elif token.type == tokenize.COMMENT and depth == 0 and not TOOL_COMMENT.match(token.string):
+            row, column = token.start
+            if token.line[:column].strip():
+                yield f"{row}: a comment behind code"
+
+
 def a_test_never_sleeps(source: Source) -> Iterator[str]:
     if not source.is_test or source.path.startswith(REAL_BROKER):
         return
@@ -351,6 +368,15 @@ def test_assignments_are_alone() -> None:
         assert list(an_assignment_is_alone(python(path, "a, b = 0, 1")))
     document = Source("docs/a.md", "# A\n\n```python\na = 0\nb = c = 1\n```\n\n```sh\na=b=0\n```\n")
     assert [violation.partition(":")[0] for violation in an_assignment_is_alone(document)] == ["5"]
+
+
+def test_comments_have_a_line() -> None:
+    """A comment is on a line of its own."""
+    check_rule(
+        a_comment_has_a_line,
+        broken=python("shared/a.py", "a = 1  # one"),
+        kept=python("shared/a.py", "# One.", "a = 1", "b: Any = 2  # noqa: F841", "c = [", "    1,  # one", "]"),
+    )
 
 
 def test_tests_never_sleep() -> None:

@@ -216,7 +216,7 @@ def _expanded_connectors(herder: Herder, expand: list[str]) -> dict[str, Any]:
         try:
             connectors[name] = {part: details[part](name) for part in expand if part in details}
         except ConnectorNotFound:
-            # Deleted meanwhile, or its status is not known yet.
+            # The connector was deleted meanwhile, or its status is not known yet.
             continue
     return connectors
 
@@ -362,7 +362,7 @@ def _plugin_routes(herder: Herder) -> APIRouter:
         try:
             return json_response(await herder.validate(config, name))
         except ConfigError as e:
-            # Kafka Connect answers 500 for an unknown class.
+            # Kafka Connect answers 500 too, for example for an unknown class.
             return json_response({"error_code": INTERNAL_SERVER_ERROR, "message": str(e)}, INTERNAL_SERVER_ERROR)
 
     return router
@@ -394,7 +394,7 @@ def _admin_routes(herder: Herder) -> APIRouter:
         try:
             level_number(level)
         except ConfigError as e:
-            # 404, as in Kafka Connect.
+            # Kafka Connect answers 404 for an unknown level.
             raise ConnectorNotFound(str(e)) from None
         scope = request.query_params.get("scope", "worker").lower()
         if scope == "cluster":

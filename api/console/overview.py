@@ -261,8 +261,8 @@ class GroupWatch:
             elif rate is not None and rate < 0:
                 catch_up_s = -group["lag"] / rate
             rows.append({**group, "lag_per_second": rate, "catch_up_s": catch_up_s})
+        # A sample without groups usually means that Kafka did not answer. So the groups are kept for the next sample.
         if groups:
-            # No groups at all: Kafka did not answer, and the next sample continues.
             for name in self._last.keys() - {str(group["group"]) for group in groups}:
                 del self._last[name]
                 self._lags.pop(name, None)

@@ -206,7 +206,7 @@ class Guard:
                 await response(scope, receive, send_with_headers)
         except Exception as e:
             if status:
-                # The response has begun: only a broken connection can report the error.
+                # The response has begun, so only a broken connection can report the error.
                 raise
             log.error("request failed", path=path, error=type(e).__name__, exc_info=e)
             problem = Problem(UNEXPECTED, "the request failed; the service's log has the reason")

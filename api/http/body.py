@@ -123,7 +123,7 @@ class BodyReader:
         """The next message, received while a chunk is inflated, so that a closed connection is noticed."""
         self._has_more = True
         self._in_event = False
-        # Seconds spent waiting for the client since the line or object began.
+        # This is the time spent waiting for the client since the current line or object began.
         self._event_wait_s = 0.0
         self._whole_deadline = float("inf")
         self._last_byte_at = asyncio.get_running_loop().time()

@@ -89,15 +89,15 @@ class GuardedHttp(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_request_line = True
         self._header_count = 0
-        # The end of the last segment, where an empty line may have begun.
+        # An empty line may have begun at the end of the last segment.
         self._last_bytes = b""
-        # Content-Length or Transfer-Encoding; empty if there is no body.
+        # This is the field Content-Length or Transfer-Encoding. It is empty if the request has neither.
         self._body_header = b""
-        # Bytes, of a body of known length.
+        # This is the number of bytes that remain of a body of known length.
         self._body_left: int | None = None
-        # Since the last data of a chunked body.
+        # Extensions and trailers since the last data of a chunked body are counted.
         self._bytes_beside_data = 0
-        # While the body of a request with an upgrade has a parser of its own.
+        # A second parser, which reads the body of a request with `Upgrade`, is fed an artificial head.
         self._hides_head = False
         self._unread = b""
         self._rejection: Problem | None = None
@@ -177,7 +177,7 @@ class GuardedHttp(HttpToolsProtocol):
         if self._reading is Reading.HEAD:
             self._in_request_line = self._in_request_line and b"\n" not in segment
         else:
-            # A complete head, or empty lines before one.
+            # The segment completed a head, or had only empty lines before one.
             self._head_bytes = 0
             self._last_bytes = b""
             self._in_request_line = True
@@ -214,7 +214,7 @@ class GuardedHttp(HttpToolsProtocol):
         self._header_count += 1
         if self._header_count > HEADERS_MAX:
             self._rejection = Problem(HEAD_TOO_LARGE, f"the request has more than {HEADERS_MAX} header fields")
-            # Ends the parsing: see send_400_response.
+            # The parser stops at this error. Then uvicorn calls `send_400_response`.
             raise ValueError("too many header fields")
         if self._reading is Reading.BODY:
             return
@@ -309,7 +309,7 @@ class GuardedHttp(HttpToolsProtocol):
             self.transport.write_eof()
             self._head_timer = self.loop.call_later(LINGER_MS / 1000, self.transport.abort)
         else:
-            # TLS cannot close one direction.
+            # asyncio cannot close one direction of a TLS connection.
             self.transport.close()
 
     def _expect_head(self) -> None:

@@ -61,7 +61,7 @@ def complete_operations(document: dict[str, Any]) -> None:
         media_type, error = error_format_of(path)
         responses = operation["responses"]
         if "HTTPValidationError" in str(responses.get("422", "")):
-            # An invalid parameter or body is a 400 here.
+            # The response to an invalid parameter or body is 400 instead.
             del responses["422"]
         responses.setdefault("default", {"description": "rejected or failed"})
         for status, response in responses.items():

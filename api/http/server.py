@@ -161,7 +161,7 @@ def _bind_unix(path: Path) -> socket.socket:
     """Return a socket that is bound to this path. Raises ConfigError if it cannot be bound."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Left by a process that was killed.
+        # A killed process leaves its socket file behind.
         path.unlink(missing_ok=True)
         bound.bind(str(path))
         path.chmod(0o600)

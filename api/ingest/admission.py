@@ -141,7 +141,7 @@ class Admission:
         try:
             await self._producer.partitions_for(topic)
         except KafkaTimeout as e:
-            # No record has been sent yet.
+            # KafkaTimeout would mean that records may be stored, but no record has been sent yet.
             raise BrokerNotAvailable(str(e)) from None
         self._accepted_topics.add(topic)
 

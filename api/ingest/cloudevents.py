@@ -129,7 +129,7 @@ def cloudevent_from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:
 def cloudevent_from_json(value: bytes) -> CloudEvent:
     """Return an event in structured mode. Raises EventRejected if the value is not a CloudEvent."""
     try:
-        # msgspec.Raw is not checked.
+        # msgspec does not check that a Raw value is UTF-8.
         value.decode()
         members = decode_json(value, dict[str, msgspec.Raw])
     except UnicodeDecodeError:

@@ -278,9 +278,9 @@ def number_or_text(text: str) -> int | str:
 
 def _describe_event_time(ms: int) -> str:
     """Return an event time as an error message shows it."""
-    # Python cannot convert integers of thousands of digits to text.
-    # A number for a time without a date.
+    # Python cannot convert integers of thousands of digits to text, so `ms` is bounded.
     text = utc_text(min(max(ms, TIME_MS_MIN), TIME_MS_MAX))
+    # `utc_text` returns a number if the time has no date in these years.
     return "outside of the years 1 to 9999" if text.removeprefix("-").isdigit() else f"{text} UTC"
 
 
@@ -349,7 +349,7 @@ def _msgspec_error(message: str, value_bytes: int) -> tuple[int | None, str]:
     at = None if match is None else int(match[1])
     reason = _BYTE.sub("", message).removeprefix("JSON is malformed: ")
     if reason == "trailing characters" and at is not None:
-        # Msgspec reports the position after the first trailing character.
+        # msgspec reports the position after the first trailing character.
         at -= 1
     return at, reason
 

@@ -58,8 +58,8 @@ class LineSplitter:
         if self._skipping:
             return
         self._rest += part
+        # The last byte may be a CR, which does not count.
         if len(self._rest) > self._max_line_bytes + 1:
-            # + 1: its last byte may be a CR.
             self._skipping = True
             self._rest.clear()
 

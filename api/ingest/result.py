@@ -69,7 +69,7 @@ class IngestResult:
         self._offsets: list[dict[str, int]] = []
         self._lasting_failure = ""
         self._is_unexpected_logged = False
-        # Of the errors that `pop_details` has returned.
+        # The attributes `_popped_…` cover the events that `pop_details` has reported.
         self._popped_statuses: set[int] = set()
         self._popped_count = 0
         self._popped_stored_count = 0

@@ -201,7 +201,7 @@ class Ingest:
 
     def _count_failed_request(self, topic: str, error: Problem | PenstockError) -> None:
         if isinstance(error, ClientDisconnected):
-            # Some of its records may be stored.
+            # The request does not count as rejected, because some of its records may be stored.
             log.info("client closed the connection within its body", topic=topic)
             self.metrics.answered(topic, CLIENT_CLOSED_REQUEST)
             return
@@ -210,7 +210,7 @@ class Ingest:
 
     async def _store_events(self, options: RequestOptions, request: Request) -> Response:
         media_type = check_media_type(request)
-        # Before anything is awaited, so the queue has the order of arrival.
+        # The body joins the queue before anything is awaited, so the queue has the order of arrival.
         body = self.admission.body(request)
         await self.admission.check(options.topic, options.client)
         if options.atomic or KEY_HEADER in request.headers:

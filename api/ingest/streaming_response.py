@@ -123,7 +123,7 @@ class StreamedResponse(Response):
 
     async def _wait_and_report(self, upcoming: asyncio.Future[Turn | None], send: Send) -> Turn | None:
         """Wait for the turn of the next batch. Meanwhile report the events whose outcomes are known."""
-        # Data that has arrived is available after one iteration of the loop.
+        # Data that has already arrived is available after one iteration of the event loop.
         await asyncio.sleep(0)
         while not upcoming.done():
             first = self._sender.first_in_flight

@@ -30,7 +30,7 @@ def decode_embedded(data: msgspec.Raw, data_format: EmbeddedFormat, name: str) -
     if data_format == "JSON":
         content = bytes(data)
         try:
-            # msgspec.Raw is not checked.
+            # msgspec does not check that a Raw value is UTF-8.
             content.decode()
         except UnicodeDecodeError:
             raise EventRejected(INVALID, f"{name} is not UTF-8") from None

@@ -47,7 +47,7 @@ def error_status_of(error: BaseException) -> tuple[int, dict[str, str]]:
     code = error_code_of(error)
     status = kind.status
     if status < INTERNAL_SERVER_ERROR:
-        # 40402 is a 404.
+        # A code such as 40402 begins with its status.
         status = code if code < 1_000 else code // 100
     return status, retry_after_header(kind.retry_after_s)
 

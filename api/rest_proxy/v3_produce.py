@@ -178,7 +178,7 @@ class DeliveryReports(Response):
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                     status = OK
             except ClientDisconnected:
-                # Before the first report, or after the last one.
+                # The client disconnected before the first report, or after the last one.
                 pass
             finally:
                 self._producer.answered(self._topic, status, self.reader)
@@ -225,7 +225,7 @@ class DeliveryReports(Response):
         try:
             sent = await self.send(objects, objects_read)
         except Problem as e:
-            # The response has begun, so the error becomes a row.
+            # The response has begun, so one of its lines reports the error.
             row = {"error_code": rest_error_code(e.kind, "/v3/"), "message": e.detail}
             return asyncio.ensure_future(_error_reports(row, len(objects)))
         return asyncio.ensure_future(self._reports_of_group(sent))

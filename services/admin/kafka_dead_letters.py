@@ -114,8 +114,8 @@ class DeadLetterCounter:
                     if len(columns):
                         end = int(columns.offsets[-1]) + 1
                         self._counted[tp] = (read._replace(end=end), records + len(columns))
+                # The end was reached, so the remaining offsets of a span have no committed records.
                 for tp in starts:
-                    # The end was reached: remaining offsets of a span belong to transaction markers.
                     read, records = self._counted[tp]
                     self._counted[tp] = (read._replace(end=spans[tp].end), records)
         except TimeoutError:

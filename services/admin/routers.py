@@ -28,7 +28,7 @@ def forwarded_documents() -> list[Document]:
     # The import takes half a second, and only the OpenAPI document needs it.
     from penstock.api.connect.routes import create_connect_app
 
-    # The document needs the routes, which are never called.
+    # The routes are described but never called, so they need no services.
     unused: Any = None
     connect = create_connect_app(unused).openapi()
     streams = create_app(streams=streams_router(unused, stores_router(unused))).openapi()

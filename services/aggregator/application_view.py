@@ -117,10 +117,10 @@ class ApplicationView:
         self._tokens = tokens
         self.url = ""
         try:
-            # None: the system's CA certificates.
+            # Without `ssl_cafile`, the system's CA certificates are used.
             verify = ssl.create_default_context(cafile=settings.ssl_cafile)
         except OSError as e:
-            # ssl.SSLError is one.
+            # ssl.SSLError is an OSError.
             raise ConfigError(f"queries.ssl_cafile: {settings.ssl_cafile}: {e.strerror or e}") from None
         limits = httpx.Limits(max_connections=CONNECTIONS_MAX)
         self._client = httpx.AsyncClient(
@@ -179,7 +179,7 @@ class ApplicationView:
         # Raises ConfigError if there is no such store, WrongContinuation if the continuation is invalid.
         own = msgspec.to_builtins(await self._own.read_store(store, **params), str_keys=True)
         if own["kind"] == GLOBAL_TABLE:
-            # Each instance has a full copy.
+            # Each instance has a full copy of a global table.
             return {**own, "missing": []}
         if not any(parts):
             raise Problem(INCOMPLETE, "the source topics are not known yet")

@@ -27,7 +27,7 @@ from penstock.shared.streams.settings import StreamsSettings
 
 log = get_logger(__name__)
 
-# Compactions in the lake that are kept for REST and the dashboard.
+# At most this many of the compactions in the lake are read for REST and the dashboard.
 COMPACTIONS_MAX = 20
 
 

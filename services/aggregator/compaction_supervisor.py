@@ -48,23 +48,23 @@ JobCommand = Callable[[AggregatorSettings], list[str]]
 
 SCHEDULE_NAME = "compaction"
 STOP_TIMEOUT_MS = 10_000
-# Of a failed job's output, kept for its report.
+# The log has at most this many lines, the last ones, of a failed job's error output.
 OUTPUT_LINES_MAX = 200
 
-# Of a line of progress.
+# A longer line of progress is cut.
 LINE_CHARACTERS_MAX = 300
 JVM_LINE_PREFIXES = ("WARNING: ", "Setting default log level", "To adjust logging level")
 """Prefixes of lines that Spark's JVM writes before it reads its log settings."""
-# Compactions kept for REST and the dashboard.
+# REST and the dashboard show at most this many compactions.
 HISTORY_MAX = 20
-# After so many intervals without a successful compaction, the lake is behind.
+# The lake is behind if no compaction has succeeded for more than this many intervals.
 BEHIND_INTERVALS = 3
 
 READING = "reading "
 """The prefix of the line by which a job reports that Spark runs and reads the changelog."""
 WRITTEN = ("live_rows", "deleted_rows", "closed_rows", "late_rows")
 """The fields of a job's result that count written rows."""
-# Not an exit status: the job was stopped because another instance compacts now.
+# No job exits with this status. It means that the job was stopped because another instance may compact now.
 OWNERSHIP_LOST = 1_000
 OWNERSHIP_POLL_MS = 100
 NOT_THE_OWNER = "the instance that owns partition 0 compacts"
@@ -154,8 +154,8 @@ class CompactionSupervisor:
         self._has_read = False
         self._last_success_ms: int | None = None
         self._compactions = counter(registry, "compactions", "Compactions that ended.", "outcome")
+        # Each counter starts at 0, so that rates include the first compaction with its outcome.
         for outcome in ("done", "lost", "failed"):
-            # So that rates exist before the first of each kind.
             self._compactions.labels(outcome=outcome)
         gauge(registry, "compaction_enabled", "1 if this instance may start compactions, else 0.").set(self.enabled)
         self._failing = gauge(
@@ -291,8 +291,8 @@ class CompactionSupervisor:
                 await self._stop_job()
         except TimeoutError:
             await self._stop_job()
+            # Fewer records do not help if Spark did not start in time.
             if self._has_read:
-                # Fewer records do not help if Spark did not start in time.
                 self._changelog_records_max = max(1, self._changelog_records_max // 2)
             err = f"stopped after {self._settings.compaction.timeout_ms} ms".encode()
         except ConfigError as e:

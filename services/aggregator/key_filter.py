@@ -15,7 +15,7 @@ from typing import Any
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.streams.topology import KeyType
 
-# As Kafka's serializers of Integer and Long have them.
+# Kafka's IntegerSerializer and LongSerializer write keys of these sizes.
 INTEGER_BYTES = (4, 8)
 
 

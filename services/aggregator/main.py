@@ -44,12 +44,12 @@ from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology_loading import load_topology
 
 PROGRAM = "penstock aggregator"
-# A turn polls, processes and commits: it takes a fraction of a second.
+# The instance is unhealthy if one turn of its loop takes longer. A turn usually takes a fraction of a second.
 STUCK_MS = 60_000
 # Shares of `shutdown_timeout_ms`. A compaction is stopped meanwhile.
 WORKER_SHARE = 0.7
 REQUEST_SHARE = 0.1
-# A store is read in slices of this time; a busy worker processes ten times as long in between.
+# A store is read in slices of this time. In between, a busy worker processes ten times as long.
 WALK_MS = 10
 
 

@@ -141,7 +141,7 @@ def _local_state_folders(settings: StreamsSettings) -> tuple[str, ...]:
     folders = (root / settings.application_id, *root.glob(f"worker-*/{settings.application_id}"))
     found = [folder for folder in folders if folder.is_dir()]
     for folder in found:
-        # Now, since a reset that stopped at this folder would have deleted the topics.
+        # If only `apply_reset` found the link, it would already have deleted the topics.
         require_no_link(folder)
     return tuple(sorted(map(str, found)))
 

@@ -31,7 +31,7 @@ from penstock.shared.common.log import configure
 from penstock.shared.common.time_text import time_ms, utc_text
 from penstock.shared.streams.changelog.store_schema import StoreSchema
 
-# For a key, and for an aggregation's result.
+# Wider keys and results of aggregations are folded, so that the table stays readable.
 COLUMN_WIDTH_MAX = 40
 PROGRAM = "penstock sessions"
 ONLY_OPEN = "lake: unset: these are only the open windows"

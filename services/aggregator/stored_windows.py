@@ -153,7 +153,7 @@ def _estimate_distinct_count(name: str, sketch: bytes) -> int:
     try:
         estimate: float = datasketches.hll_sketch.deserialize(sketch).get_estimate()
     except (IndexError, RuntimeError, ValueError) as e:
-        # The library's errors.
+        # datasketches raises these errors for bytes that are not a sketch.
         raise DataError(f"a stored window's result {name!r} cannot be decoded: {e}") from None
     return round(estimate)
 

@@ -25,7 +25,7 @@ from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema
 
 T = TypeVar("T")
 
-# Queries that read the changelog at once.
+# Beyond this number of concurrent searches of the lake and the changelog, a search is rejected.
 FINDING_MAX = 2
 EVER_MS = (-(2**62), 2**62)
 BUSY = ErrorKind(TOO_MANY_REQUESTS, "TOO_MANY_QUERIES", "Too many queries at once", 1)
@@ -141,7 +141,7 @@ async def run_search_in_thread(search: Callable[[], Coroutine[Any, Any, T]]) -> 
         assert task is not None
         running.append((asyncio.get_running_loop(), task))
         if is_cancelled:
-            # Before a thread was free.
+            # The caller was cancelled before a thread was free.
             raise asyncio.CancelledError
         return await search()
 
@@ -149,10 +149,10 @@ async def run_search_in_thread(search: Callable[[], Coroutine[Any, Any, T]]) -> 
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:
-        # First, because a search that begins now adds itself to `running` before it looks.
+        # This comes first, because a search that begins now adds itself to `running` before it reads `is_cancelled`.
         is_cancelled = True
         for loop, task in running:
+            # The loop raises RuntimeError if the search has just ended.
             with contextlib.suppress(RuntimeError):
-                # It has just ended.
                 loop.call_soon_threadsafe(task.cancel)
         raise

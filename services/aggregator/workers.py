@@ -181,7 +181,7 @@ class WorkerSupervisor:
     """The service; see `penstock.services.service_lifecycle`."""
 
     def __init__(self, settings: AggregatorSettings, arguments: Sequence[str]) -> None:
-        # Errors of the topology are reported here, once.
+        # Errors of the topology are reported here once, and not by each worker.
         load_topology(settings.topology, settings.topology_options)
         self._settings = settings
         self._arguments = list(arguments)

@@ -157,7 +157,7 @@ class TransactionalCommits:
                 while self._task is not None and not self._task.done():
                     await asyncio.wait({self._task})
                 if self._task is not None and (error := self._task.exception()) is not None:
-                    # No other caller may have received it.
+                    # Perhaps no caller has received this error: the one that started the task may have timed out.
                     raise error
                 self._task = asyncio.create_task(self._commit_pending_outputs(), name="transaction")
                 return await asyncio.shield(self._task)
@@ -197,7 +197,7 @@ class TransactionalCommits:
             self._metrics.transactions["failed"].inc()
             self._metrics.commit_failures.inc()
             log.warning("transaction aborted", error=type(e).__name__, reason=str(e), outputs=len(taken))
-            # Before newer output, so that each key's output stays in order.
+            # The output goes before newer output, so that each key's output stays in order.
             self._pending[:0] = taken
             return False
         self._metrics.transactions["ok"].inc()

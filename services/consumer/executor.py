@@ -139,7 +139,7 @@ class Executor:
                 try:
                     record = replace(record, value=self._decode(record.topic, record.value))
                 except Exception as e:
-                    # A type's own __post_init__ may raise anything.
+                    # The `__post_init__` of the user's type may raise any exception.
                     dead_letters.append((work, DeadLetter.of(work.record, STAGE_DESERIALIZE, e, 1, self._group)))
                     continue
             works.append(work)
@@ -296,8 +296,8 @@ class Executor:
             partition = work.columns.topic_partition
             failures = work.memo.failures if isinstance(work.memo, _UnwrittenDeadLetter) else 0
             if error is None:
+                # After fewer failures, an entry is of another record, whose dead letter is still unwritten.
                 if failures >= UNWRITTEN_TRIES:
-                    # Else the entry is of another record, which is still unwritten.
                     self.unwritten.pop(partition, None)
                 outcome.finished.append(work)
                 self._metrics.dead_letters(topic).inc()

@@ -76,7 +76,7 @@ class HandlerLoop(RebalanceListener):
         self._commits: Commits = commits or OffsetCommits(consumer, scheduler, metrics)
         self._tasks: dict[Execution, asyncio.Task[None]] = {}
         self._paused: set[TopicPartition] = set()
-        # The registry may outlive the runner.
+        # The registry may outlive the loop, so the metric refers only to `_tasks`.
         metrics.in_flight.set_function(self._tasks.__len__)
         self._skipped = 0
         self._stopping = False
@@ -121,7 +121,7 @@ class HandlerLoop(RebalanceListener):
         self._start_executions()
         now_ms = self._clock.monotonic_ms()
         if self._pass_over():
-            # A first position must be committed at once, see `_pass_over`.
+            # A partition's first position must be committed at once (see `_pass_over`).
             self._commit_due_ms = now_ms
         if (now_ms >= self._commit_due_ms or self._commits.is_full) and not self._is_commit_running:
             self._committing = asyncio.create_task(self._commit_offsets())
@@ -146,7 +146,8 @@ class HandlerLoop(RebalanceListener):
 
     def _deliver_to_scheduler(self, columns: Columns) -> None:
         if columns.topic_partition not in self.scheduler.partitions:
-            # Polled just before the partition was revoked; not committed, so the next owner handles it.
+            # The records were polled just before the partition was revoked. They are not committed, so the next owner
+            # handles them.
             return
         self.scheduler.deliver(columns)
         if self.scheduler.skipped != self._skipped:
@@ -197,7 +198,7 @@ class HandlerLoop(RebalanceListener):
         try:
             outcome = await self._executor.run(execution, self._tasks[execution])
         except Exception as e:
-            # Not of the handler, which the executor handles: the loop cannot continue.
+            # The executor handles errors of the handler. After any other error the loop cannot continue.
             self._crash = e
             self._stopping = True
         finally:
@@ -270,7 +271,7 @@ class HandlerLoop(RebalanceListener):
                 position = self._consumer.known_position(partition)
                 fetched_lag = self._consumer.known_lag(partition)
             except IllegalState:
-                # Closed meanwhile.
+                # The consumer was closed meanwhile.
                 return
             behind = ends[partition] - position if partition in ends and position is not None else fetched_lag
             lag = max(0, behind or 0) + self.scheduler.unfinished(partition)
@@ -332,7 +333,7 @@ class HandlerLoop(RebalanceListener):
             await self._cancel_handlers([execution for execution in in_flight if self._tasks.get(execution) in left])
             committed = await self._commits.commit(partitions, GIVE_UP_COMMIT_TIMEOUT_MS)
         finally:
-            # Also after an error: the partitions belong to the next owner now.
+            # Even after an error, the partitions belong to the next owner now.
             self.scheduler.lost(partitions)
             self._forget_partitions(partitions)
         log.info(
@@ -351,7 +352,7 @@ class HandlerLoop(RebalanceListener):
                 log.error("cancelled handlers did not end, their results will be ignored", count=len(stubborn))
         for execution, task in tasks.items():
             if task.done() and execution in self._tasks:
-                # Cancelled before its first step: its own cleanup did not run.
+                # The task was cancelled before its first step, so its own cleanup did not run.
                 del self._tasks[execution]
                 self._settle_execution(execution, Outcome(retry=list(execution.works)))
 

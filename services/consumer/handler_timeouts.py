@@ -19,7 +19,7 @@ class CallLimits:
 
     def __init__(self, timeout_ms: int) -> None:
         self.timeout_ms = timeout_ms
-        # In the order of the times.
+        # The entries are in the order of their times.
         self._ends: dict[asyncio.Task[Any], float] = {}
         self._cancelled: dict[asyncio.Task[Any], int] = {}
         self._timer: asyncio.TimerHandle | None = None

@@ -92,7 +92,7 @@ class Handler:
         except KeyboardInterrupt:
             raise
         except BaseException as e:
-            # SystemExit, for example: a handler must not end the daemon.
+            # A handler must not end the daemon, for example by SystemExit.
             return HandlerExited(f"{self.name} raised {type(e).__name__}: {error_text(e)}")
 
     def _timeout_error(self, limits: CallLimits, raised: Exception | None = None) -> HandlerTimeout:
@@ -166,7 +166,7 @@ def load_object(spec: str, setting: str) -> Any:
             raise ConfigError(f"{setting}: no module {e.name!r} (searched from {here})") from None
         raise ConfigError(f"{setting}: {spec}: {e}") from e
     except (TypeError, ValueError) as e:
-        # A relative or empty name.
+        # `import_module` raises TypeError for a relative name. The module itself may raise either error.
         raise ConfigError(f"{setting}: {spec!r}: {e}") from None
     for part in path.split("."):
         if not hasattr(found, part):

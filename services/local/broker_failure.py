@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 SHOWN_LINES = 8
-# Less than the broker needs for its next small file and its log line.
+# With less free space, the broker cannot write its next small file and its log line.
 FULL_BELOW_BYTES = 65_536
 
 

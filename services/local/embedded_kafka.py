@@ -38,10 +38,10 @@ from penstock.shared.common.java.jars import fetch_jars
 from penstock.shared.common.java.properties_file import render_properties
 from penstock.shared.common.log import get_logger
 
-# ApiVersions.
+# This is the key of ApiVersions requests.
 PROBE_API_KEY = 18
 PROBE_CORRELATION_ID = 1
-# A broker lists about a hundred APIs of six bytes; anything larger is not Kafka.
+# A broker lists about a hundred APIs of six bytes each, so a larger response is not from Kafka.
 PROBE_RESPONSE_BYTES_MAX = 65_536
 
 log = get_logger(__name__)
@@ -54,7 +54,7 @@ PROBE_TIMEOUT_MS = 2_000
 LOG_LINES = 400
 # With less, a broker starts but fails at its first topics: index files alone map 20 MiB a partition.
 MIN_FREE_BYTES = 64 * 1024 * 1024
-# Kafka's formatting writes it last, so without it the folder is not formatted.
+# Kafka's formatting writes this file last, so a folder without it is not formatted.
 META_PROPERTIES = "meta.properties"
 
 
@@ -204,7 +204,7 @@ class EmbeddedKafka:
             if await self._wait_for_broker_response(child, taken[config.CLIENT_LISTENER]):
                 self._ports = taken
                 return
-            # It has ended.
+            # The broker has ended.
             self._child = None
             # Only a lost race for a free port is worth another attempt.
             if not (first_start and attempts_left and find_cause(self._broker_output(child)) is Cause.PORT_TAKEN):
@@ -252,7 +252,7 @@ class EmbeddedKafka:
         except TimeoutError:
             log.warning("formatting took longer than start_timeout_ms")
         finally:
-            # Also after a cancellation, which must not leave a JVM that writes into the folder.
+            # Even a cancellation must not leave a JVM that writes into the folder.
             status = await child.terminate(0)
         if status != 0:
             raise KafkaDied(

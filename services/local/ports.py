@@ -15,7 +15,7 @@ from penstock.shared.common.errors import ConfigError
 
 FIRST = 20_000
 LAST = 32_000
-# For all ports of one call of `pick`: if these do not suffice, something else is wrong.
+# One call of `pick` tries at most this many ports in all. If these do not suffice, something else is wrong.
 ATTEMPTS = 200
 
 

@@ -24,7 +24,7 @@ from penstock.shared.streams.topology import ProcessorNode, SourceNode, Topology
 KEY = "ann"
 TIME = "2024-05-01T10:00:00Z"
 TIME_MS = 1_714_557_600_000
-# Of nested types, which may refer to themselves.
+# Beyond this depth of nested types a sample has null, because types may refer to themselves.
 DEPTH_MAX = 8
 _SAMPLES: Mapping[type, Any] = {
     inspect.BoolType: True,
@@ -85,8 +85,8 @@ def sample_event_fields(topology: Topology, topic: str) -> dict[str, Any]:
         for aggregation in (a for store in stores for a in topology.stores[store].aggregations):
             if aggregation.field is not None:
                 fields[aggregation.field] = _sample_of_aggregated_field(aggregation, aggregation.field)
+        # The children of an aggregation get its results, not events.
         if not stores:
-            # The values behind an aggregate are its results.
             names += topology.children.get(name, [])
     return fields
 

@@ -26,14 +26,14 @@ from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.setting_names import ENV_PREFIX
 
 HOST = "127.0.0.1"
-# A service's limit if its spec names no other.
+# A shutdown may take this long, unless the spec of the service sets another limit.
 SHUTDOWN_TIMEOUT_MS = 30_000
-# Beyond that limit: for the end of the process after its shutdown.
+# After the limit of its shutdown, a process has this much more time to end before it is killed.
 KILL_GRACE_MS = 2_000
 HEALTH_INTERVAL_MS = 100
 HEALTH_STILL_MS = 300_000
 """A service whose `/health` stays the same for so long is stuck. On a loaded machine imports alone take a minute."""
-# How often the reason for waiting is reported.
+# While a service is not healthy, the reason is reported at this interval.
 HEALTH_REPORT_MS = 10_000
 _DIGITS = re.compile(r"\d+")
 REQUEST_TIMEOUT_MS = 5_000

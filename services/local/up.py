@@ -70,7 +70,7 @@ class Up:
         aggregates = AggregatorSettings.load(environ={**os.environ, **own}, program="penstock aggregator")
         topology = load_topology(settings.topology, settings.topology_options)
         topology = topology.of_application(aggregates.streams.application_id)
-        # A wrong one is reported before Kafka starts.
+        # An invalid handler is reported before Kafka starts.
         load_handler(settings.handler)
         # Without data there are no topics yet, so a missing one is reported before Kafka starts.
         if not self._broker.has_data():

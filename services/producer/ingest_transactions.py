@@ -64,11 +64,11 @@ class KafkaTransactor:
             }
         )
         self._name = f"{settings.idempotency_topic}-atomic-{uuid.uuid4().hex[:12]}"
-        # All that were started.
+        # `close` closes these: every producer that was started.
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         self._idle: list[Producer] = []
         self._slots = asyncio.Semaphore(settings.atomic_producers)
-        # Producers of `?atomic=true`, for the number in the next transactional id.
+        # This counts the producers of `?atomic=true`. The count is part of the next transactional id.
         self._opened = 0
         self._partitions: list[KeyedTransactions] | None = None
         self._opening = asyncio.Lock()
@@ -125,7 +125,7 @@ class KafkaTransactor:
     def _transaction_ended(self, task: asyncio.Task[object]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            # Retrieved, or asyncio logs it as never retrieved.
+            # Retrieve the exception, or asyncio logs that nobody did.
             task.exception()
 
     async def _store_atomically(self, records: Sequence[ProducerRecord]) -> Sequence[Outcome]:

@@ -178,7 +178,7 @@ def _pack_offset_rows(rows: Sequence[dict[str, Any]]) -> bytes:
     The format has four parts: the name of the rows' position (`line` or `index`), and the compressed columns of
     positions, partitions and offsets. Each part follows its length.
     """
-    # `line` or `index`.
+    # The third member is the position: `line` or `index`.
     (unit,) = rows[0].keys() - {"partition", "offset"}
     positions = array("q")
     offsets = array("q")

@@ -42,7 +42,7 @@ class TopicCheckingProducer:
             if len(self._looked_up_ms) >= TOPICS_MAX:
                 self._looked_up_ms.clear()
             if looked_up_ms is not None:
-                # Concurrent requests do not look it up as well.
+                # Note the time before the look-up, so that concurrent requests do not look up the topic too.
                 self._looked_up_ms[topic] = now_ms
             try:
                 await self._admin.describe_topics([topic], timeout_ms=LOOKUP_TIMEOUT_MS)

@@ -36,7 +36,7 @@ MERGEABLE = {
     "collect_set": "CollectSet",
 }
 """The aggregations that can be merged on read, with their names in the public API."""
-# Kept by the operator beside the user's aggregations.
+# Operators keep these aggregations beside the user's. They can be merged too.
 _OWN = frozenset((Latest.function,))
 _KINDS = frozenset(("session", "tumbling", "hopping"))
 # The order in which a window's rows are merged.
@@ -160,7 +160,7 @@ def _merged_state_columns(aggregation: AggregationSchema) -> list[tuple[str, Spa
     if function == "latest":
         return [null_if_incomplete("ms", F.max(state_column("ms")))]
     if function == "count_distinct":
-        # A single sketch keeps more of the order of values than a union does.
+        # A single sketch stays unchanged: its estimate uses the order of its values, which a union loses.
         one = F.count(F.lit(1)) == 1
         return [
             null_if_incomplete(
@@ -179,7 +179,7 @@ def _merged_state_columns(aggregation: AggregationSchema) -> list[tuple[str, Spa
     elif type_ == "int64":
         number = F.sum(value)
     else:
-        # Add in the order of the stream: sums of floats depend on it.
+        # Add in merge order, because a sum of floats depends on the order.
         values = F.transform(F.filter(values_in_merge_order(name), lambda one: one["n"] > 0), lambda one: one["value"])
         nothing = F.lit(None).cast("double")
         number = F.reduce(values, nothing, lambda sum_, one: F.coalesce(sum_ + one, one))

@@ -53,14 +53,14 @@ from penstock.shared.common.java.properties_file import render_properties
 SPARK_JARS = read_jar_set(Path(__file__).with_name("spark_jars.json"))
 # Of the same version as pyspark's hadoop-client: another version of the connector would not load.
 S3_JARS = read_jar_set(Path(__file__).with_name("s3_jars.json"))
-# In memory at a time in each task: 60 MB of the largest.
+# A task holds at most this many sketches in memory. The largest ones take 60 MB.
 SKETCHES_MAX = 30_000
 # Most of a short job's time is the JVM compiling itself: stopping at the quick compiler halved the CPU time of a job
 # over 300,000 records. A configured spark.driver.extraJavaOptions comes after these options and so overrides them.
 LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m"
-# Numpy's fixed costs vanish well below it.
+# For batches of this many rows, numpy's fixed costs are negligible.
 ARROW_BATCH_ROWS = 50_000
-# A worker needs a few times as much, however big states are.
+# A Python worker needs a few times this much memory, however large states are.
 ARROW_BATCH_BYTES = 16 * 1024 * 1024
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 CLASS_PATH = "spark.driver.extraClassPath"
@@ -69,15 +69,15 @@ _MEANINGS = {
     "JAVA_GATEWAY_EXITED": "Java exited at once; its output is above (check spark.driver_memory and spark.conf)",
 }
 """The meaning of the messages with which Spark or its launcher fails to start, by a text that they contain."""
-# How often jobs are cancelled after a stop.
+# After a stop, jobs are cancelled at this interval, because another one may start.
 STOP_POLL_S = 0.5
-# At a task, as with Spark's clusters.
+# A local master attempts a task this many times, like a cluster.
 TASK_ATTEMPTS = 4
 STANDALONE_SCHEME = "spark://"
 S3_SCHEME = "s3a://"
-# Of each address of a master.
+# Each address of a master has this long to accept a connection.
 CONNECT_TIMEOUT_S = 5.0
-# Which pyspark hands to Spark's launcher.
+# pyspark passes the arguments in this variable to Spark's launcher.
 SUBMIT_ARGS = "PYSPARK_SUBMIT_ARGS"
 SCRATCH_PREFIX = "penstock-spark-"
 SCRATCH_LOCK = "in-use"
@@ -91,8 +91,8 @@ def use_java(java: Java) -> None:
 
     Spark's launcher uses the Java of JAVA_HOME, or else the one on PATH.
     """
+    # The `java` of a version manager may lie outside of a Java home.
     if (java.home / "bin" / "java").exists():
-        # A version manager may have no such file.
         os.environ["JAVA_HOME"] = str(java.home)
 
 
@@ -283,7 +283,7 @@ def spark_archive(java: Java, jars: list[Path]) -> Path:
 def _end_jvm(gateway: Any) -> bool:
     """End the JVM of a stopped session, which then writes its archive. Returns whether it has ended in time."""
     gateway.shutdown()
-    # The JVM ends with its standard input.
+    # The JVM ends when its standard input closes.
     gateway.proc.stdin.close()
     with suppress(subprocess.TimeoutExpired):
         gateway.proc.wait(DUMP_TIMEOUT_MS / 1000)
@@ -338,7 +338,7 @@ def connection_failure(master: str) -> str | None:
             with socket.create_connection((host, port), CONNECT_TIMEOUT_S):
                 return None
         except (OSError, OverflowError, UnicodeError) as e:
-            # OverflowError: invalid port; UnicodeError: invalid host.
+            # OverflowError means an invalid port, UnicodeError an invalid host.
             failures.append(f"{host}:{port}: {getattr(e, 'strerror', None) or e}")
     return "; ".join(failures) or None
 
@@ -384,7 +384,7 @@ def scratch_folder(root: Path | None = None) -> Iterator[str]:
         made = Path(work) / f"{SCRATCH_LOCK}.made"
         lock = FileLock(made)
         lock.try_acquire()
-        # Other jobs see it only once it is locked.
+        # Other jobs see the lock file only once it is locked.
         made.rename(made.with_name(SCRATCH_LOCK))
         try:
             yield work

@@ -28,9 +28,9 @@ from penstock.shared.streams.changelog.store_schema import AggregationSchema, St
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 DAY_MS = 86_400_000
-# The end of year 9999: the last time that timestamps of all engines can hold.
+# The end of the year 9999 is the last time that the timestamps of all engines can hold.
 TIMESTAMP_MS_MAX = 253_402_300_799_999
-# In a millisecond.
+# A millisecond has this many microseconds.
 MICROSECONDS = 1_000
 RESULT_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "json": pa.string()}
 

@@ -25,7 +25,7 @@ import time
 
 DEFAULT_LIMIT_MS = 10_000
 _USAGE = "usage: child_guard [--limit-ms N] [--log FILE] [--report-fd FD] -- COMMAND …"
-# The status that a shell returns for a command that it cannot run.
+# A shell returns this status for a command that it cannot find.
 NOT_STARTED = 127
 
 
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     """Run one command and end it when the parent ends. The module describes arguments and exit status."""
     limit_ms, log, report_fd, command = _parse_arguments(arguments)
     if report_fd is not None:
-        # Its end tells the parent that the guard has ended.
+        # The child must not inherit this pipe: the pipe's end tells the parent that the guard has ended.
         os.set_inheritable(report_fd, False)
     wakeup = _wake_on_signals()
     try:
@@ -136,7 +136,7 @@ def _report_to_parent(report_fd: int | None, line: str) -> None:
     try:  # noqa: SIM105
         os.write(report_fd, f"{line}\n".encode())
     except OSError:
-        # No one reads it any more; the child's end matters, not the report.
+        # Nobody reads the report any more. The guard does its work all the same.
         pass
 
 

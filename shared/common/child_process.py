@@ -24,11 +24,11 @@ from penstock.shared.common import child_guard
 from penstock.shared.common.errors import ConfigError, FatalError
 
 LOG_TAIL_LINES = 20
-# Enough for twenty long lines, and a bound on what one error reads.
+# This is enough for LOG_TAIL_LINES long lines, and limits what one error reads.
 LOG_TAIL_BYTES = 65_536
-# A longer log of earlier runs is moved aside (one is kept) when a child starts.
+# A longer log is moved aside when a child starts. Only one old log is kept.
 LOG_MAX_BYTES = 10 * 1024 * 1024
-# Of the end of each piped output that are kept.
+# At most this much is kept of the end of each piped output.
 OUTPUT_BYTES_MAX = 256 * 1024
 # SIGKILL takes effect at once unless the kernel holds the process in uninterruptible I/O.
 KILL_WAIT_MS = 10_000
@@ -115,7 +115,7 @@ class ChildProcess:
         try:
             await child._started.wait()
         except asyncio.CancelledError:
-            # It ends its child.
+            # The guard ends its child.
             guard.terminate()
             await child.wait()
             raise

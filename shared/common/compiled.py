@@ -40,7 +40,7 @@ def compiled(function: Kernel) -> Kernel:
     try:
         kernel: Any = numba.njit(cache=True, **options)(function)
     except RuntimeError:
-        # No folder is writable: each process compiles again.
+        # No cache folder is writable, so each process compiles the function again.
         kernel = numba.njit(**options)(function)
     template = kernel.get_call_template
     kernel.get_call_template = lambda arguments, names: template(tuple(map(_widened_kernel_argument, arguments)), names)

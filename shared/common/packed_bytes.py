@@ -162,7 +162,7 @@ def lengths_of(strings: Sequence[bytes | None]) -> NDArray[np.int64]:
     >>> lengths_of([b"ann", None]).tolist()
     [3, -1]
     """
-    # Takes half the time of np.fromiter.
+    # Up to about 10,000 strings, this is faster than np.fromiter.
     packed = struct.Struct(f"{len(strings)}q").pack
     try:
         lengths = packed(*map(len, strings))  # type: ignore[arg-type]

@@ -53,8 +53,8 @@ class OpenOrder(NamedTuple):
 
 
 RowOrder = tuple[int, bytes]
-# Shifted, so that the bytes sort like the numbers.
 _START = struct.Struct(">Q")
+# The shift makes every number positive, so that the bytes sort like the numbers.
 _SHIFT = 1 << 63
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
 
 if TYPE_CHECKING:
-    # Every start of the command line imports this module, and pydantic takes a tenth of a second.
+    # Every start of the command line imports this module, and the import of pydantic takes a tenth of a second.
     from pydantic import BaseModel
 
 ENV_PREFIX = "PENSTOCK_"

@@ -115,7 +115,7 @@ class KafkaSettings(Section):
     `sasl_password`, `sasl_oauth_token_provider`, and the PEM files `ssl_cafile`, `ssl_certfile` and `ssl_keyfile`.
     """
 
-    # Pydantic shows a wrong section with all its values.
+    # Without this, pydantic's error for a wrong section shows all its values.
     model_config = ConfigDict(hide_input_in_errors=True)
 
     bootstrap_servers: Annotated[str, AfterValidator(_require_bootstrap_servers)] = Field(

@@ -33,9 +33,9 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIME_MS_MIN = -(2**63)
 TIME_MS_MAX = 2**63 - 1
-# Of a number; Python rejects very long ones.
+# A number with more characters is rejected. Python cannot parse one with more than 4300 digits.
 DIGITS_MAX = 40
-# Characters of a number that an error shows.
+# An error shows at most this many characters of a wrong time or duration.
 SHOWN_MAX = 40
 
 TimeUnit = Literal["s", "ms", "us", "ns"]

@@ -153,7 +153,7 @@ def local_path(setting: str, given: str) -> str | None:
     if parts.netloc not in ("", "localhost"):
         raise invalid(setting, given, f"a file URL must begin with file:///, got the host {parts.netloc!r}")
     if "?" in given or "#" in given:
-        # Also of an empty query or fragment, which `parts` does not show.
+        # `parts` does not show an empty query or fragment.
         raise invalid(setting, given, "a file URL must not have '?' or '#': write them as %3F and %23")
     return url2pathname(parts.path)
 

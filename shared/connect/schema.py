@@ -243,7 +243,7 @@ def decimal_to_bytes(value: Decimal, scale: int) -> bytes:
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
         raise DataError(f"{value} is not a number")
-    # Arithmetic would round to the context's precision.
+    # Decimal arithmetic would round to the context's precision.
     unscaled = int("".join(map(str, digits)))
     shift = exponent + scale
     whole, rest = (unscaled * 10**shift, 0) if shift >= 0 else divmod(unscaled, 10**-shift)

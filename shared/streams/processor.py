@@ -194,7 +194,7 @@ class Processor(Generic[KIn, VIn, KOut, VOut]):
 
     def __getattr__(self, name: str) -> Any:
         if name == "context":
-            # Absent until init() has set it.
+            # Python calls `__getattr__` for the context only until `init` has set it.
             raise IllegalState(
                 f"{type(self).__name__} has no context yet: it is for init() and after (an init() of your own calls "
                 "super().init(context) first)"

@@ -29,7 +29,7 @@ class Record(_Record[K, V]):
     __slots__ = ()
 
     if TYPE_CHECKING:
-        # Accepts several forms of headers; processors that get the record read pairs.
+        # The constructor accepts other forms of headers too, but the attribute is always typed as pairs.
 
         def __new__(cls, key: K, value: V, timestamp: int, headers: AnyHeaders = ()) -> Self: ...
 

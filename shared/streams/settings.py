@@ -203,7 +203,7 @@ class StreamsSettings(Section, TaskSettings):
     @property
     def blocking_ms_max(self) -> int:
         """How long one step may block the heartbeats: after that, the group may remove the instance."""
-        # The last heartbeat may be one interval old.
+        # The last heartbeat may be one interval old when the step begins.
         return self.session_timeout_ms - self.heartbeat_interval_ms
 
     @property

@@ -23,7 +23,7 @@ def load_function(name: str, setting: str, folder: str | None = None) -> Callabl
     module, _, function = name.partition(":")
     search_path = folder or str(Path.cwd())
     if search_path not in sys.path:
-        # A console script does not look in the current folder.
+        # The search path of a console script lacks the current folder.
         sys.path.insert(0, search_path)
     try:
         imported = importlib.import_module(module)

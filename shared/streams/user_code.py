@@ -109,7 +109,7 @@ def _is_awaitable_or_generator_type(kind: Any) -> bool:
 
 def _unfinished_result_error(argument: str, returned: Any) -> TypeError:
     if inspect.iscoroutine(returned):
-        # Otherwise Python warns a second time when it is collected.
+        # Otherwise Python would also warn that the coroutine was never awaited.
         returned.close()
     return TypeError(f"{argument} returned a {type(returned).__name__}, which has yet to run: a task awaits nothing")
 
@@ -122,8 +122,8 @@ def user_copy(value: Any) -> Any:
     kind = type(value)
     if kind in _UNCHANGEABLE:
         return value
+    # For dicts and lists this is several times as fast as `deepcopy`.
     if kind is dict:
-        # JSON's own types are copied here, several times as fast as by `deepcopy`.
         return {key: item if type(item) in _UNCHANGEABLE else user_copy(item) for key, item in value.items()}
     if kind is list:
         return [item if type(item) in _UNCHANGEABLE else user_copy(item) for item in value]

@@ -39,24 +39,24 @@ from penstock.shared.streams.topology import Topology
 
 EPOCH_FORMATS = {"epoch": 1_000.0, "epoch_ms": 1.0, "epoch_us": 0.001}
 POSSIBLE = "epoch, epoch_ms, epoch_us or a strptime format such as '%d.%m.%Y %H:%M'"
-# 2000: an earlier time indicates that a guessed format is wrong.
+# A guessed format is wrong if it yields a time before the year 2000.
 GUESSED_FROM_MS = 946_684_800_000
-# 1980: an epoch read in too small a unit ends before this.
+# An epoch that is read in too small a unit yields a time before the year 1980.
 UNLIKELY_BEFORE_MS = 315_532_800_000
-# Characters of an invalid time in an error.
+# An error message shows at most this many characters of a time.
 SHOWN_MAX = 40
 
 TimeParser = Callable[[str], int]
 
-# Of one CSV field.
+# A longer CSV field is an error. The csv module counts characters, not bytes.
 FIELD_BYTES_MAX = 1_000_000
-# The number of the row with the columns' names.
+# The row with this number has the columns' names.
 HEADER = 0
 _UNREADABLE = (OSError, EOFError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 
 TIME_FIELD = "_event_time_ms"
 REJECTED_FIELD = "_rejected"
-# At least one of these first rows must have a key and a time.
+# At least one of this many first rows must have a key and a time.
 PROBED_ROWS = 100
 COLUMNS_SHOWN = 50
 TOPIC = "events"
@@ -356,7 +356,7 @@ def time_parser(time_format: str | None, latest_ms: int) -> TimeParser:
         try:
             at_ms = read(text)
         except re.error as e:
-            # A directive occurs twice.
+            # strptime raises re.error if a directive occurs twice.
             raise NoTime(f"--time-format: {e}") from None
         except (ValueError, OverflowError) as e:
             if "bad directive" in str(e) or "stray %" in str(e):

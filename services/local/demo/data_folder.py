@@ -15,9 +15,9 @@ from pathlib import Path
 from penstock.services.local.folder_lock import LOCK_FILE, FolderLock
 from penstock.shared.common.errors import ConfigError
 
-# A file in the folder: a demo empties only folders that a demo created.
+# This file marks a folder that a demo created. A demo empties no other folder.
 MARKER = "penstock-demo"
-# The broker's folder in it.
+# This subfolder has the broker's data.
 KAFKA = "kafka"
 
 

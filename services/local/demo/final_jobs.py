@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 STOP_TIMEOUT_MS = 10_000
 
-# Of a compaction: a job that outlived its aggregator may commit before the first one.
+# A compaction is attempted again if a job that outlived its aggregator commits first.
 ATTEMPTS_MAX = 3
-# Of the batch's application and topics, which keeps them apart from the aggregator's.
+# This suffix keeps the batch's application and topics apart from the aggregator's.
 SUFFIX = "-of-batch"
 
 

@@ -128,7 +128,8 @@ class FlightRow(NamedTuple):
         return msgspec.json.encode(event)
 
 
-@cache  # there are fewer than 9,000 hours in the year
+# A year has fewer than 9,000 hours.
+@cache
 def _hour_ms(time_hour: str) -> int:
     return int(datetime.fromisoformat(time_hour).timestamp()) * 1000
 

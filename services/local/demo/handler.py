@@ -18,7 +18,7 @@ from penstock.shared.common.records import ConsumerRecord
 
 FILE_VARIABLE = "NOTABLE_FILE"
 EVENTS_MIN = 40
-# Minutes.
+# A session with at least this mean delay, in minutes, is notable.
 MEAN_DELAY_MIN = 90.0
 
 

@@ -27,7 +27,7 @@ from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.settings import LogSettings
 
 DEFAULT_FOLDER = Path(".penstock/demo")
-# Of output to a file or a pipe.
+# Output to a file or a pipe has this width, in characters.
 PLAIN_WIDTH = 120
 
 PROGRAM = "penstock demo"
@@ -66,10 +66,10 @@ def demo(
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     try:
-        # Before the events are read, which takes seconds.
+        # The folder is checked before the events are read, which takes seconds.
         require_a_demos(data_dir.absolute())
         source = _event_source(input, key, time, time_format, gap, grace, events)
-        # Reads all of it: a truncated file is found before anything changes.
+        # `count` reads all events, so a truncated file is found before anything changes.
         total = source.count()
         with fresh_folder(data_dir) as folder, Display(console, total) as display:
             outcome = asyncio.run(_run_scenario(Scenario(source, folder, display), display))

@@ -15,7 +15,7 @@ from penstock.shared.common.settings import KafkaSettings
 
 RESULTS_POLL_MS = 500
 RESULTS_POLL_RECORDS = 10_000
-# Enough to find the few different reasons.
+# Beyond this many dead letters, a further reason is unlikely.
 DEAD_LETTERS_READ_MAX = 100_000
 RESULTS_CONSUMER = ConsumerSettings(
     isolation_level="read_committed", auto_offset_reset="earliest", commit_strategy="none"

@@ -51,15 +51,16 @@ from penstock.shared.streams.changelog.format import decode_progress
 PARTITIONS = 4
 LONGEST = 10
 POLL_MS = 200
-# Of each wait, counted from the last processed record.
+# A wait fails if the aggregator processes no record for this time.
 WAIT_MS = 300_000
-# Of all events.
+# This share of all events is sent before the first compaction.
 SENT_BEFORE_CRASH = 0.5
-# Of all events: half are committed before it, half are in progress.
+# This share of all events is sent between that compaction and the crash. Of these events, half are
+# committed before the crash, and half are in progress.
 SENT_INTO_CRASH = 0.1
-# About as many are processed while one compaction runs.
+# About this many events are processed while one compaction runs.
 SHORT_REST_EVENTS = 500_000
-# Of dead letters, in the summary.
+# The summary shows at most this many different reasons of dead letters.
 REASONS = 3
 
 COUNTED = ("closed_windows", "late_records", "dead_letters")

@@ -13,7 +13,7 @@ from penstock.services.local.stack import ServiceSpec
 
 COMPACTION_INTERVAL_MS = 5_000
 COMMIT_INTERVAL_MS = 200
-# The demo waits for the consumer's last commit.
+# The interval is short because the demo waits for the consumer's last commit.
 CONSUMER_COMMIT_INTERVAL_MS = 500
 # On two cores and a heap of 1 GB the parallel collectors cost a short job a tenth of its CPU time.
 SPARK_CONF = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC"}

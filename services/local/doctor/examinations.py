@@ -17,7 +17,7 @@ from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.topic_names import dead_letter_topic
 
-# Examinations of the topics: one takes well under a second, and topics are rarely deleted.
+# More attempts are hardly needed: an examination takes well under a second, and topics are rarely deleted.
 ATTEMPTS_MAX = 5
 
 
@@ -100,7 +100,7 @@ def examine_machine(data_dir: Path) -> list[Finding]:
     """Examine Java, the jars that Kafka and Spark need, and the free space for the cache and for `data_dir`."""
     findings = [_examine_java(), _examine_jars(KAFKA_JARS, "penstock jars kafka")]
     try:
-        # Imports pyspark, which takes a second.
+        # This imports pyspark, which takes a second.
         from penstock.services.spark.spark_session import SPARK_JARS
     except ModuleNotFoundError:
         findings.append(Finding("ok", "Spark", 'not installed; its jobs need: pip install "penstock[spark]"'))
@@ -117,7 +117,7 @@ def _examine_java() -> Finding:
     try:
         java = find_java()
     except ConfigError as e:
-        # Which names the command.
+        # The error names the command.
         return Finding("problem", "Java", str(e))
     return Finding("ok", "Java", f"{java.executable} is version {java.version}")
 

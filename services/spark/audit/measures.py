@@ -25,7 +25,7 @@ from penstock.shared.common.serialization import json_deserializer
 from penstock.shared.streams.aggregations.aggregation import DISTINCT_LG_K, EMPTY_TEXT
 from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 
-# Allowed difference of two sums of the same floats, relative to the sum of their magnitudes.
+# Sums of the same floats may differ by this share of the sum of the floats' magnitudes, since their order varies.
 RELATIVE_ERROR = 1e-9
 FIELDS = "fields"
 TEXT = "text"

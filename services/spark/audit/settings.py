@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from penstock.services.spark.settings import JobSettings
 from penstock.shared.common.settings import KafkaSettings
 
-# The number of hash buckets of the keys; a sample has its share of the buckets.
+# Keys are hashed into this many buckets. A sample has its share of the buckets.
 SAMPLE_PARTS = 1_000_000
 
 

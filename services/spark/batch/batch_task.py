@@ -59,12 +59,12 @@ from penstock.shared.streams.topology_loading import load_topology
 
 POLL_MS = 500
 POLL_RECORDS = 50_000
-# Of one fetch response: a task reads one partition, and large fetches are fewer.
+# A fetch returns at most this much of a partition. A task reads few partitions, so it can afford large fetches.
 FETCH_BYTES = 8 * 1024 * 1024
-# After waiting for records for this long without progress before the end offset, a task fails.
+# A task fails if it waits for records this long without progress before the end offset.
 IDLE_MS_MAX = 60_000
 STABLE_POLL_S = 0.01
-# For the markers of the last transaction, which are written after the commit's response.
+# A task waits this long for the markers of its last transaction, which are written after the commit's response.
 STABLE_MS_MAX = 10_000
 
 

@@ -47,7 +47,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.time_text import TimeUnit
 
 DIGEST_CHARACTERS = 16
-# Numbers tried for each partition to find one that Spark puts there.
+# At least this many numbers are tried for each partition, to find one that Spark puts there.
 DESTINATIONS_TRIED = 40
 MS_OF = {"s": Decimal(1000), "ms": Decimal(1), "us": Decimal("0.001"), "ns": Decimal("0.000001")}
 TEMPORAL = (DateType, TimestampType, TimestampNTZType)
@@ -64,14 +64,14 @@ UNMERGED = "CANNOT_MERGE_SCHEMAS"
 TIME_OPTIONS = {"dateformat", "timestampformat", "timestampntzformat", "locale", "timezone"}
 """The reader options that define how a time is written."""
 JSON_NUMBER = r"^(NaN|-?(0|[1-9][0-9]*)([.][0-9]+)?([eE][-+]?[0-9]+)?)$"
-# The parts of a number that are not its significant digits.
+# Without the matches, a number consists of its significant digits.
 NOT_SIGNIFICANT = r"^-?[0.]*|[0.]*([eE].*)?$|[.]"
 LISTING_OPTIONS = {"pathglobfilter", "recursivefilelookup", "modifiedbefore", "modifiedafter"}
 CHANGED_AT = "unix_micros(modificationTime) AS at"
 LINE = "_penstock_line"
 ROW = "_penstock_row"
 METADATA = "_metadata"
-# Characters of a line in an error message.
+# An error message shows at most this many characters of a line.
 SHOWN_MAX = 200
 FOLDERS_ARE_TYPED = "spark.sql.sources.partitionColumnTypeInference.enabled"
 

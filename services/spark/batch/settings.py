@@ -18,7 +18,7 @@ from penstock.shared.streams.topology_loading import NAME_PATTERN
 COMMIT_RECORDS = 1_000_000
 COMMIT_BYTES = 256 * 1024 * 1024
 LIVE_FROM_PATTERN = r"^(earliest|latest|\d+:\d+(,\d+:\d+)*|\d+|\d{4}-\d\d-\d\d.*)$"
-# A `live_from` that is not a time.
+# Any other `live_from` is a time.
 EXPLICIT_OFFSETS = re.compile(r"earliest|latest|\d+:\d+(,\d+:\d+)*")
 LIVE_FROM_FORMATS = (
     "earliest, latest, partition:offset (comma-separated), a time as ISO 8601 (UTC) or as ms since the epoch"

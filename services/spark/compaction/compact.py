@@ -70,11 +70,11 @@ Log = Callable[[str], object]
 T = TypeVar("T")
 Row = dict[str, Any]
 
-# Rows added to a partition of `state` before a rewrite is worth its cost.
+# Up to this many rows added to a partition of `state` are not worth the cost of a rewrite.
 REWRITE_ROWS_MIN = 10_000
 REWRITE = "rewrite"
 """The kind of a rewrite's commit of `state`."""
-# Progress rows of a partition that a rewrite keeps: a restored table continues at one of them.
+# A rewrite keeps this many of a partition's progress rows, because a restored table continues at one of them.
 PROGRESS_ROWS_MAX = 100
 REMEDY = (
     "Restore tables whose covered offsets the changelog still has, or start afresh (`penstock streams reset`, then "

@@ -62,7 +62,8 @@ from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema
 from penstock.shared.streams.runtime.changelog_topic import changelog_consumer
 from penstock.shared.streams.windows.window_columns import newest_of_each_window
 
-# Uncovered changelog records of an idle partition, which a restore reads without effect.
+# Beyond this many new changelog records, an idle partition gets a progress row. A restore would read the records
+# without effect.
 IDLE_RECORDS_MAX = 1_000
 POLL_MS = 500
 POLL_RECORDS = 50_000

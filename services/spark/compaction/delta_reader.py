@@ -18,7 +18,7 @@ from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
 
 # Versions of a table's log that are read first. Usually one of them has the table's positions.
 VERSIONS_READ_FIRST = 5
-# Versions of a table's log that are searched for its positions.
+# The search for a table's positions ends after this many versions of its log.
 VERSIONS_MAX = 200
 HARMLESS = frozenset(("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "DELETE", "UPDATE"))
 """Operations that do not change a table's positions: table maintenance, and deletions and updates by its owner."""

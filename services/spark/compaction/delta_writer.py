@@ -28,10 +28,10 @@ from penstock.services.spark.table_columns import CLOSED, LATE
 from penstock.shared.common.errors import LakeUnavailable, PenstockError
 from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
 
-# In one file; ordered by time, so that readers skip files.
+# A file has at most this many rows. Those of `closed` and `late` are sorted by time, so that readers can skip files.
 FILE_ROWS = 1_000_000
 ROW_GROUP_ROWS = 100_000
-# Sorted at a time.
+# About this much is sorted at a time, because Arrow cannot sort a column of more than 2 GiB.
 SORT_BYTES = 1024 * 1024 * 1024
 COMPRESSION = "zstd"
 TIMES = {CLOSED: "window_start", LATE: "event_time"}

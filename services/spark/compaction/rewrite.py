@@ -14,11 +14,11 @@ from penstock.services.spark.compaction.delta_writer import FILE_ROWS, DataFile,
 from penstock.services.spark.table_columns import INDEXED, PROGRESS, STATE
 from penstock.shared.streams.windows.window_columns import newest_of_each_window
 
-# Handled in one pass; a partition with more rows is read in several passes.
+# A partition with more rows is rewritten in several passes, to bound the memory.
 PASS_ROWS = 5_000_000
-# The same limit in bytes of the partition's compressed files.
+# A partition with more bytes of compressed files is rewritten in several passes, too.
 PASS_BYTES = 128 * 1024 * 1024
-# An odd number whose product spreads starts evenly over passes.
+# Multiplication by this odd number spreads the windows' starts evenly over the passes.
 SPREAD = -7046029254386353131
 
 

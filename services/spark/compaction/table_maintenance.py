@@ -46,7 +46,7 @@ TOMBSTONE_RETENTION_HOURS = 7 * 24
 """Delta's default `delta.deletedFileRetentionDuration`: how long checkpoints keep the entries of removed files."""
 COMMITS_PER_APPEND = 4
 """A compaction's commits of a `closed` table: its rows, the deletion of old windows, the start and end of VACUUM."""
-# Read from a table's log beyond the compactions that a policy counts.
+# This many versions are read beyond those of the compactions that a policy counts: others may lie between them.
 EXTRA_HISTORY_VERSIONS = 50
 
 

@@ -185,7 +185,7 @@ class Connection:
 
     def _on_metadata_update(self, _: Any) -> None:
         if self._client is None:
-            # An update that was in flight at `close`.
+            # The update was in flight at `close`.
             return
         self._moved.clear()
         for listener in self._on_metadata:

@@ -222,7 +222,7 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         self._socket_options = {name: value for name, value in options.items() if name not in NOT_OF_A_SOCKET}
         self._attempts: dict[ConnectionId, asyncio.Task[Any]] = {}
         self._node_errors: dict[int | str, PenstockError] = {}
-        # Failures in a row, next attempt in ms.
+        # Each node has its failures in a row and the earliest time of its next attempt, in ms.
         self._backoffs: dict[int | str, tuple[int, float]] = {}
         self._is_closed = False
         self._addresses = Addresses(kafka_settings.send_buffer_bytes, kafka_settings.receive_buffer_bytes)
@@ -313,7 +313,7 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
             async with asyncio.timeout(max(0.0, deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000):
                 metadata = await connection.send(MetadataRequest([]))
         except (kafka.KafkaError, OSError) as e:
-            # Includes TimeoutError.
+            # TimeoutError is an OSError.
             connection.close()
             raise self._connection_error(e, f"{host}:{port}", timeout_ms) from e
         except BaseException:

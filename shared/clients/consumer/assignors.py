@@ -318,7 +318,7 @@ class _Balance:
         fewest = min(self._load.values())
         end = giver
         for source in reached:
-            # 1. The list grows meanwhile.
+            # 1. `reached` grows during the search.
             for topic, held in self.held[source].items():
                 if topic in topics or not held or (unowned_alone and not held & self._unowned[topic]):
                     continue
@@ -329,9 +329,9 @@ class _Balance:
                         reached.append(target)
                         end = target if self._load[target] < self._load[end] else end
             if self._load[end] == fewest:
-                # 2.
+                # 2. No member has fewer partitions.
                 break
-        # 3.
+        # 3. Read the path backwards.
         path: Path = []
         if self._load[giver] - self._load[end] >= 2:
             while end != giver:

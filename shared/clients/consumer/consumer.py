@@ -154,7 +154,7 @@ def _decode_column(
         for data in column:
             decoded.append(deserializer(topic, data))  # noqa: PERF401 - keeps the values before an error
     except Exception as e:
-        # User code.
+        # A user's deserializer may raise any error.
         return decoded, e
     return decoded, None
 

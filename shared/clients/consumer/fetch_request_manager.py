@@ -53,7 +53,7 @@ class FetchRequestManager:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._refreshing = False
-        # In a row.
+        # This counts the refreshes in a row, on which the backoff depends.
         self._refreshes = 0
         self._refreshed_ms = 0.0
         self._broken: BaseException | None = None
@@ -153,7 +153,7 @@ class FetchRequestManager:
             if not waiter.done():
                 waiter.cancel()
             elif not waiter.cancelled():
-                # Mark the error as retrieved; the code that set it raises it.
+                # Retrieve the error, or asyncio logs that nobody did. `take` raises it.
                 waiter.exception()
 
     def pump(self) -> None:

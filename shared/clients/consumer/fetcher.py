@@ -131,7 +131,7 @@ class FetcherPartition:
         self.position = position
         self.reset = reset
         self.position_epoch = epoch
-        # The position before a reset that is due.
+        # A reset that is due replaces this position.
         self.replaced: int | None = None
         self.reset_reason = ""
         self.error: PenstockError | None = None
@@ -169,12 +169,12 @@ class Fetcher:
         self._policy = policy
         self.read_committed = read_committed
         self._has_group = has_group
-        # In the order of fetching.
+        # Requests name the partitions in this order.
         self._partitions: dict[TopicPartition, FetcherPartition] = {}
         self.assignment: frozenset[TopicPartition] = frozenset()
-        # With completed fetches or an error, in the order of handing out.
+        # These partitions have completed fetches or an error. `take` reads them in this order.
         self._ready: dict[TopicPartition, None] = {}
-        # By node, the bytes that may arrive.
+        # A node with a request in flight may send this many bytes.
         self._in_flight: dict[int, int] = {}
         self._stale = False
         self._moves: dict[TopicPartition, Move] = {}

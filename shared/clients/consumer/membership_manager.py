@@ -160,7 +160,7 @@ class ConsumerMembershipManager(Member):
             return
         known = {topic: counts[topic] for topic in self.group_topics or self._joined_topics if topic in counts}
         if self._counts is None:
-            # A static member that came back made no assignment: compare with these counts.
+            # A static member that came back made no assignment, so these counts are the first to compare with.
             self._counts = known
         elif changed := sorted(
             topic for topic in {*known, *self._counts} if known.get(topic) != self._counts.get(topic)
@@ -202,7 +202,7 @@ class ConsumerMembershipManager(Member):
 
     def _stop_joining(self) -> Step:
         self._change_state(MemberState.LEFT)
-        # Of the membership that the group reserved for a join.
+        # The group may have reserved a membership for the join (KIP-394).
         member_id = self.leave()
         return Leave(member_id) if member_id else Wait(0)
 
@@ -257,7 +257,7 @@ class ConsumerMembershipManager(Member):
 
     def _complete_rebalance(self) -> Step:
         if self.generation == NO_GENERATION:
-            # Removed meanwhile: another member has the assignment.
+            # The member was removed meanwhile, and other members may have the assignment.
             self._change_state(MemberState.UNJOINED)
             return self._lose_if_forgotten()
         if back := self.owned - self._target:
@@ -288,7 +288,7 @@ class ConsumerMembershipManager(Member):
     def on_completed(self) -> None:
         """Note that the listener has handled the assignment."""
         if self.state is not MemberState.COMPLETING:
-            # It has failed meanwhile.
+            # The member has failed meanwhile.
             return
         self._change_state(MemberState.STABLE)
         if self.topics != self._joined_topics:
@@ -363,7 +363,7 @@ class ConsumerMembershipManager(Member):
         self._failures = 0
         self._note_heartbeat_response(now_ms)
         if not {tp.topic for tp in target} <= self.topics:
-            # The topics changed during the rebalance.
+            # The subscribed topics changed during the rebalance.
             self.rejoin("assigned what is not subscribed to any more")
             self._change_state(MemberState.UNJOINED)
             return

@@ -83,9 +83,9 @@ class KeyScheduler:
         self.max_concurrency = max_concurrency
         self.batch_records_max = batch_records_max
         self.buffered_records_max = buffered_records_max
-        # Results after their partition was lost or rewound.
+        # `ignored` counts records whose result comes after their partition was lost or rewound.
         self.ignored = 0
-        # Delivered records that an earlier owner had finished.
+        # `skipped` counts delivered records that an earlier owner had finished.
         self.skipped = 0
         self._partitions: dict[TopicPartition, PartitionProgress] = {}
         self._turn: deque[TopicPartition] = deque()

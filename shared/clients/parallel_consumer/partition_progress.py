@@ -31,7 +31,7 @@ class Work:
     lane: Lane = field(init=False)
     before: Work | None = None
     after: Work | None = None
-    # The finished records between this unfinished one and the next.
+    # These are the first and the last offset of the finished records before the next unfinished one.
     run: tuple[int, int] | None = None
 
     @property

@@ -216,7 +216,7 @@ class BatchCompletion:
         """Fail every batch that is older than `delivery_timeout_ms`."""
         for batch in self._accumulator.expire(now_ms):
             if batch.state is BatchState.DONE:
-                # The end of an earlier batch ended its transaction, and so this batch.
+                # An earlier batch failed the transaction, which ended this batch too.
                 continue
             out = self._accumulator.is_out(batch)
             fate = "it may still be written" if out or batch.fate_unknown else "it was not written"
@@ -250,8 +250,8 @@ class BatchCompletion:
         """Fail all queued batches, and with `out` those in flight too. Returns their number."""
         batches = self._accumulator.take_all(out=out)
         for batch in batches:
+            # A callback of an earlier batch may have ended this one.
             if batch.state is not BatchState.DONE:
-                # A callback of an earlier batch may have ended it.
                 self.fail(batch, error)
         return len(batches)
 

@@ -184,7 +184,7 @@ def _measure_slice(
             headers = header_lengths[row]
             if headers < NULL or header_offsets[row] < 0 or header_offsets[row] + headers > header_bytes:
                 return np.int64(WRONG_HEADERS)
-            # The overhead includes the byte for the number of headers.
+            # SINGLE_RECORD_BATCH_OVERHEAD_MAX includes the byte for the number of headers.
             sizes[row] += max(headers - 1, 0)
         largest = max(largest, sizes[row])
     return largest

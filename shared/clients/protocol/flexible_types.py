@@ -115,7 +115,7 @@ def endpoints_in(tags: Mapping[int, memoryview], tag: int) -> list[Endpoint]:
         (node,) = reader.read_struct(_node)
         host = reader.compact_string()
         (port,) = reader.read_struct(_node)
-        # Rack.
+        # The rack is not used.
         reader.compact_string()
         reader.tagged_fields()
         found.append(Endpoint(node, host or "", port))

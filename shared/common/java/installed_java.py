@@ -18,13 +18,13 @@ from pathlib import Path
 
 from penstock.shared.common.errors import ConfigError, JavaNotFound, WrongJava
 
-# The minimum of Spark 4.0 and Kafka 4.1.
+# Spark 4.0 and Kafka 4.1 need at least this version.
 VERSION_MIN = 17
 # Kafka 4.1 runs on newer versions. But the Hadoop client of Spark 4.0 calls Subject.getSubject for the user's name:
 # Java 23 supports the call only if a security manager is allowed, Java 24 not at all.
 VERSION_MAX = 22
 NEEDED = f"Java {VERSION_MIN} to {VERSION_MAX} is needed"
-# A cold JVM on a busy machine needs a few; one that hangs must not block us.
+# A cold JVM on a busy machine needs a few seconds. A JVM that hangs must not block the caller.
 VERSION_TIMEOUT_SECONDS = 20
 _MAC_JAVA_HOME = Path("/usr/libexec/java_home")
 _LINUX_FOLDER = Path("/usr/lib/jvm")
@@ -59,7 +59,7 @@ def find_java(environ: Mapping[str, str] | None = None, *, platform: str = sys.p
     looked_at: set[Path] = set()
     for found_by, executable in _java_candidates(environ, platform):
         if executable.resolve() in looked_at:
-            # One Java under several names, as distributions link theirs.
+            # Distributions link one Java under several names.
             continue
         looked_at.add(executable.resolve())
         version = read_version(executable)

@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LOCK_FILE = "download.lock"
-# Another process may download tens of megabytes: a slow connection needs minutes.
+# The download of another process may take minutes on a slow connection.
 LOCK_TIMEOUT_MS = 900_000
 LOCK_POLL_MS = 50
-# In parallel: most jars are small, and a request's latency dominates.
+# This many jars are downloaded in parallel. Most are small, so the latency of requests dominates.
 DOWNLOADS_MAX = 6
-# For one jar; each continues where the one before it ended.
+# A jar is requested at most this many times. Each request continues where the one before it ended, if it can.
 ATTEMPTS_MAX = 4
 RETRY_BACKOFF = ExponentialBackoff(200, 5_000)
 CONNECT_TIMEOUT_S = 30.0
-# Without a byte: a slow connection needs minutes for a jar, a dead one must end.
+# A request fails after this long without a byte. The whole jar may take minutes on a slow connection.
 SILENCE_TIMEOUT_S = 60.0
-# Free space that a download leaves on the disk.
+# A download must leave this much free space on the disk.
 SPARE_BYTES = 16 * 1024 * 1024
 _CHUNK_BYTES = 1 << 20
 # Another attempt may get another status than these.
@@ -150,15 +150,15 @@ async def fetch_jars(wanted: JarSet, environ: Mapping[str, str] | None = None) -
         _check_space(root, sum(jar.size for jar in missing))
         repository = find_repository(environ)
         async with _download_lock(root):
+            # Another process may have downloaded the jars meanwhile.
             if missing := missing_jars(wanted, environ):
-                # Another process may have downloaded them meanwhile.
                 log.info("downloading", what=wanted.title, repository=repository.name, folder=str(folder))
                 folder.mkdir(exist_ok=True)
                 try:
                     await _download_jars(wanted, missing, repository, folder)
                 finally:
                     with contextlib.suppress(OSError):
-                        # If it is empty.
+                        # `rmdir` removes the folder only if it is empty.
                         folder.rmdir()
     except OSError as e:
         raise JarsUnavailable(_explain_os_error(e, root, wanted)) from None
@@ -242,8 +242,8 @@ async def _fetch_jar(
         except _WrongContent as e:
             part.delete()
             why = str(e)
+            # A resumed download is tried again, because its earlier bytes may be wrong.
             if not was_resumed:
-                # Else the bytes that were there before may be wrong.
                 break
         finally:
             part.close()
@@ -331,7 +331,7 @@ class _PartialJar:
         if self._digest.hexdigest() != self._jar.sha256:
             raise _WrongContent(f"its SHA-256 is {self._digest.hexdigest()}, and {self._jar.sha256} is locked")
         self._file.flush()
-        # Else a crash of the machine can leave the name without the bytes.
+        # Otherwise a crash of the machine could leave the jar's name without its bytes.
         os.fsync(self._file.fileno())
         self._path.replace(self._target)
 

@@ -26,11 +26,11 @@ from xml.etree import ElementTree
 from penstock.shared.common.errors import JarsUnavailable
 
 REPOSITORY_VARIABLE = "PENSTOCK_MAVEN_REPOSITORY"
-# The id that every Maven has for Maven Central.
+# Every Maven has this id for Maven Central.
 CENTRAL = "central"
-# A larger settings.xml is not Maven's.
+# Only this much of a settings.xml is read. A real one is far smaller.
 _SETTINGS_BYTES_MAX = 1 << 20
-# Every Maven project inherits from it.
+# Every Maven project inherits from this POM, which has Maven Central's address.
 _SUPER_POM = "org/apache/maven/model/pom-4.0.0.xml"
 _IVY_PROPERTIES = "org/apache/ivy/core/settings/repository.properties"
 _IVY_ROOT = "ivy.ibiblio.default.artifact.root"
@@ -60,7 +60,7 @@ def home_folder(environ: Mapping[str, str]) -> Path:
     """The user's home folder, which has Maven's `.m2`: `HOME`, or the system's entry for the user."""
     home = environ.get("HOME", "")
     if not home:
-        # Path.home() would return the root folder.
+        # If `HOME` is empty, Path.home() returns the root folder.
         with contextlib.suppress(KeyError):
             home = pwd.getpwuid(os.getuid()).pw_dir
     return Path(home or "/")
@@ -97,7 +97,7 @@ def maven_home(environ: Mapping[str, str]) -> Path | None:
     homes = [Path(environ["MAVEN_HOME"])] if environ.get("MAVEN_HOME") else []
     if mvn := shutil.which("mvn", path=environ.get("PATH", "")):
         home = Path(mvn).resolve().parent.parent
-        # Homebrew's `mvn` only calls the one in libexec.
+        # Homebrew's `mvn` is a script that calls the Maven in libexec.
         homes += [home, home / "libexec"]
     return next((home for home in homes if (home / "lib").is_dir()), None)
 
@@ -105,7 +105,7 @@ def maven_home(environ: Mapping[str, str]) -> Path | None:
 def maven_central(maven: Path | None, ivy_folder: Path | None) -> str | None:
     """Maven Central's address in the installed Maven, or in the Ivy in a folder of jars."""
     builders = [] if maven is None else [*(maven / "lib").glob("maven-model-builder-*.jar")]
-    # From Maven 4 on.
+    # Maven 4 has the POM in this jar.
     builders += [] if maven is None else [*(maven / "lib").glob("maven-impl-*.jar")]
     for jar in builders:
         if (text := _read_jar_member(jar, _SUPER_POM)) is not None:
@@ -172,7 +172,7 @@ def _parse_repository(url: str, source: str, username: str | None = None, passwo
     except ValueError:
         is_web = False
     if not is_web:
-        # Without credentials.
+        # The message must not show the credentials.
         shown = url.rpartition("@")[2]
         raise JarsUnavailable(f"{source}: not the http or https base URL of a Maven repository: {shown!r}")
     return Repository(url if url.endswith("/") else f"{url}/", source, username, password)

@@ -24,7 +24,7 @@ from penstock.shared.common.errors import ConfigError, LakeNotRemoved
 from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
 from penstock.shared.common.lake.location import local_folder, table_uri
 
-# An object store answers each within some ms to tens of ms.
+# Deletions run at the same time, since an object store takes up to tens of ms for each.
 DELETIONS_AT_ONCE = 16
 CLOSED = "closed"
 

@@ -19,7 +19,7 @@ from penstock.shared.common.errors import LakeUnavailable, NotASnapshot
 
 DELTA_ERRORS = (DeltaError, OSError, ValueError, RuntimeError, pa.ArrowException)
 """The errors that deltalake raises: its own class, or Python's class for an error of Arrow, JSON or the storage."""
-# The first line of a Rust stack trace.
+# A Rust stack trace begins with this line.
 _FRAME = re.compile(r"0: \S+$")
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 

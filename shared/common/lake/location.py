@@ -29,7 +29,7 @@ def lake_root(lake: str) -> str:
         path = unquote(lake[local.end() :]) if local is not None else lake
         root = path if "://" in path and local is None else str(Path(path).expanduser().resolve())
     except (ValueError, RuntimeError) as e:
-        # A null byte, or a home folder of an unknown user.
+        # The location has a null byte, or names the home folder of an unknown user.
         raise ConfigError(f"lake {lake!r}: {e}") from None
     if local is not None and (not path.startswith("/") or path.startswith("//")):
         raise ConfigError(f"lake {lake!r}: a file: URI names an absolute path of this machine, file:///folder")

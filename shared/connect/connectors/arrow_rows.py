@@ -52,7 +52,7 @@ def check_row(record: SinkRecord) -> None:
     if not isinstance(value, Mapping):
         problem = type(value).__name__
     elif record.value_schema is not None and record.value_schema.fields:
-        # The schema has the names of the columns.
+        # The schema names the columns, even if the value is empty.
         return
     elif not value:
         problem = "empty"

@@ -145,7 +145,7 @@ class DeltaSinkTask(SinkTask):
             if len(records) == 1 or self.context.errant_record_reporter is None:
                 await self._report_errant_record(records[0], e)
                 return
-            # Find the record that does not fit.
+            # Each half is appended alone, to find the records that do not fit.
             half = len(records) // 2
             await self._append_to_delta_table(
                 records[:half], {record.original_tp: record.kafka_offset + 1 for record in records[:half]}
@@ -197,7 +197,7 @@ class DeltaSinkConnector(SinkConnector):
     async def alter_offsets(self, props: Props, offsets: Mapping[TopicPartition, int | None]) -> bool:
         uri = DeltaSinkConnector.config().parse(props)["table.uri"]
         if (path := local_path("table.uri", uri)) is not None:
-            # The worker has just checked it.
+            # The worker has just checked that the path is allowed.
             uri = await asyncio.to_thread(os.path.realpath, path)
         options = with_prefix(props, "storage.")
         # Only a reset has no partitions, if the group has no offsets. The table cannot list those that it has.

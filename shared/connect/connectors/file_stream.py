@@ -174,7 +174,7 @@ class FileStreamSinkTask(SinkTask):
             lines = [value if type(value) is str else _text_of_value(value) for value in values]
             lines.append("")
             self._file.write("\n".join(lines))
-            # As in Kafka Connect, a reader of the file sees each batch at once.
+            # As in Kafka Connect, a reader of the file sees each batch immediately.
             self._file.flush()
 
     async def stop(self) -> None:

@@ -125,7 +125,7 @@ class FilesSinkTask(SinkTask):
         self._taken.clear()
         due_in_ms = min((self._due_in_ms(tp) for tp, buffer in self._buffers.items() if buffer), default=NEVER_MS)
         if due_in_ms < NEVER_MS:
-            # Else `put` would wait for the next record.
+            # Without the timeout, `put` may be called only when the next commit is due.
             self.context.timeout(max(1, int(due_in_ms)))
 
     def _due_in_ms(self, tp: TopicPartition) -> float:
@@ -222,7 +222,7 @@ class FilesSinkTask(SinkTask):
             return
         self._system.create_dir(path.rpartition("/")[0], recursive=True)
         with self._system.open_output_stream(path) as stream:
-            # An object becomes visible as a whole.
+            # An object store shows an object only when it is complete.
             stream.write(data)
 
     async def pre_commit(self, offsets: Offsets) -> Offsets:

@@ -192,8 +192,8 @@ class HttpSinkTask(SinkTask):
             await reporter.report(batch[0], error)
             self._note_posted_offsets(batch)
             return
+        # Each record is sent alone, to find the rejected ones.
         for record in batch:
-            # Find the rejected ones.
             await self._send_batch([record])
 
     @property

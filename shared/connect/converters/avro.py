@@ -91,7 +91,7 @@ class AvroConverter(Converter):
         id, latest = self._registry.to_write(topic, known.text, schema.name)
         if latest is not None:
             known = self._avro_schema_by_id(id, latest)
-        # Fastavro would change some values: 1.5 as an int to 1.
+        # fastavro would change some values: it would write 1.5 as the int 1.
         known.schema.validate(value)
         buffer = io.BytesIO()
         try:
@@ -99,7 +99,7 @@ class AvroConverter(Converter):
         except DataError:
             raise
         except Exception as e:
-            # Fastavro raises many kinds.
+            # fastavro raises errors of many classes.
             raise DataError(f"Failed to serialize Avro data from topic {topic}: {type(e).__name__}: {e}") from e
         return framed(id, buffer.getvalue())
 
@@ -129,7 +129,7 @@ class AvroConverter(Converter):
                 buffer, known.avro, return_record_name=True, return_record_name_override=True
             )
         except Exception as e:
-            # Fastavro raises many kinds.
+            # fastavro raises errors of many classes.
             message = f"{type(e).__name__}: {e}"
             raise DataError(f"Failed to deserialize data for topic {topic} to Avro, schema {id}: {message}") from e
         if buffer.tell() != len(encoded):
@@ -140,7 +140,7 @@ class AvroConverter(Converter):
         try:
             known = self._written.get(schema)
         except TypeError:
-            # A default that is not hashable.
+            # A schema with an unhashable default cannot be cached.
             return self._parse_avro_schema(to_avro(schema), (), schema)
         if known is None:
             known = self._parse_avro_schema(to_avro(schema), (), schema)
@@ -169,7 +169,7 @@ class AvroConverter(Converter):
                 self._fastavro.parse_schema(without_other_logical_types(text), named_schemas=named)
             made = self._fastavro.parse_schema(without_other_logical_types(avro), named_schemas=named)
         except Exception as e:
-            # Fastavro raises many kinds.
+            # fastavro raises errors of many classes.
             raise DataError(f"not an Avro schema: {type(e).__name__}: {e}") from e
         schema = schema or from_avro(avro, outer)
         return _AvroSchemaCodec(
@@ -244,7 +244,7 @@ def _struct_of_union_branch(branches: Sequence[Field], value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, tuple):
-        # A record with its name.
+        # The tuple is a record: its full name and its value.
         name = value[0].rpartition(".")[2]
         value = value[1]
         found = next((field for field in branches if field.name == name), None)
@@ -303,7 +303,7 @@ def _avro_name_of_branch(branch: Field) -> str | None:
     if schema.type is SchemaType.STRUCT:
         return schema.name
     if schema.type is SchemaType.BYTES:
-        # Or a fixed, whose full name a Connect schema lacks.
+        # A branch with another name is a fixed, whose full name a Connect schema lacks.
         return "bytes" if branch.name == "bytes" else None
     if _is_map_as_entries(schema):
         return "array"

@@ -143,7 +143,7 @@ class JsonConverter(Converter, HeaderConverter):
         try:
             known = self._written.get(schema)
         except TypeError:
-            # A default that is not hashable.
+            # A schema with an unhashable default cannot be cached.
             return self._encode(schema_to_envelope(schema, self._numeric))
         if known is None:
             known = self._encode(schema_to_envelope(schema, self._numeric))

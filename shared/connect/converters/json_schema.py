@@ -115,7 +115,7 @@ class JsonSchemaConverter(Converter):
         try:
             known = self._written.get(schema)
         except TypeError:
-            # A default that is not hashable.
+            # A schema with an unhashable default cannot be cached.
             return json.dumps(to_json_schema(schema), separators=(",", ":"))
         if known is None:
             known = json.dumps(to_json_schema(schema), separators=(",", ":"))
@@ -204,7 +204,7 @@ def from_json_schema(json: Any, references: Mapping[str, Any] | None = None) -> 
     try:
         return _JsonSchemaReader(json, dict(references or {})).whole(json, 0)
     except (TypeError, AttributeError) as e:
-        # A part has another type than it must have.
+        # A part of the JSON Schema has a wrong type.
         raise DataError(f"not a JSON Schema: {type(e).__name__}: {e}") from e
 
 

@@ -77,7 +77,7 @@ class IncrementalAssignor:
         if self._previous_generation != completed:
             self._previous = NOTHING
         elif self._revoked & active:
-            # A revocation did not take effect: it is decided again.
+            # Some revoked work still runs, so its revocation is decided again.
             self._previous = active
         # 2. Deleted work, and work that several members hold: all of them must stop it.
         twice = _work_with_two_owners(held.values())
@@ -168,7 +168,7 @@ def _items_above_even_share(loads: Mapping[str, frozenset[T]], kept: Mapping[str
     floor, extra = divmod(sum(map(len, loads.values())), len(loads))
     above: dict[str, list[T]] = {}
     for member in sorted(loads, key=lambda m: (-len(loads[m]), m)):
-        # The largest load keeps the item beyond the floor.
+        # Each of the largest loads keeps one of the extra items.
         allowed = floor + (extra > 0)
         if len(loads[member]) >= allowed:
             extra -= extra > 0

@@ -196,7 +196,7 @@ class WorkerMember(Member):
     def on_completed(self, assignment: ExtendedAssignment) -> None:
         """Report that the rebalance is complete. The herder gets the assignment after this call."""
         if self.state is not MemberState.COMPLETING:
-            # Removed from the group since the step was returned.
+            # The member was removed from the group after this step was returned.
             return
         self.assignment = assignment
         self._completed = self.generation
@@ -205,7 +205,7 @@ class WorkerMember(Member):
         if assignment.failed:
             self.rejoin("the leader had not read the configs far enough")
         elif assignment.revoked:
-            # The second rebalance of KIP-415.
+            # KIP-415 assigns revoked work in a second rebalance.
             self.rejoin("revoked work must be assigned to other workers")
 
     def on_join(self, response: JoinResponse, now_ms: int) -> None:

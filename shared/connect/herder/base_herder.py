@@ -67,7 +67,6 @@ def _connector_errors(problem: str, mask: redaction.Mask) -> Iterator[None]:
     except ConfigError as e:
         raise ConfigError(mask(str(e))) from None
     except Exception as e:
-        # Any error of the connector.
         raise ConnectError(f"{problem}: {mask(summary_of(e))}") from None
 
 

@@ -115,8 +115,8 @@ class CommandQueue:
         now_ms = self._clock.monotonic_ms()
         while self._heap and self._heap[0].due_ms <= now_ms and not until():
             command = heapq.heappop(self._heap)
+            # A command is skipped if its caller has timed out.
             if not command.done.done():
-                # The caller may have timed out.
                 await _run_command(command)
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class CommandQueue:
         for command in waiting:
             if not command.done.done():
                 command.done.set_exception(IllegalState("the worker is shutting down"))
-                # There may be no caller that waits.
+                # If no caller waits, asyncio would log that the exception was never retrieved.
                 command.done.exception()
 
 
@@ -140,7 +140,6 @@ async def _run_command(command: _Command) -> None:
             command.done.exception()
         raise
     except Exception as e:
-        # The caller gets the error.
         if not command.done.done():
             command.done.set_exception(e)
             command.done.exception()

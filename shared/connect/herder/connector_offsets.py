@@ -158,7 +158,7 @@ class ConnectorOffsets:
             else:
                 await self._alter_group(group, wanted)
         except GroupNotFound:
-            # No offset was ever committed, so none is removed.
+            # The group has no offsets to remove.
             pass
         except (GroupNotEmpty, UnknownMember) as e:
             raise ConnectError(

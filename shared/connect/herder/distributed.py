@@ -547,7 +547,7 @@ class DistributedHerder(BaseHerder):
         await self._execute_command(restart_assigned_task)
 
     def _reject_not_assigned(self, owned: Callable[[str], bool], what: str) -> None:
-        # Raises the leader's address: only the leader has all assignments.
+        # Only the leader has all assignments. On another worker this call raises NotHere with the leader's URL.
         self._require_group_leader()
         raise NotHere(f"Cannot restart {what}: it is not assigned to this worker", self._owner_url(owned))
 
@@ -624,7 +624,6 @@ class DistributedHerder(BaseHerder):
             self._reporter.on_event(name, Event.FAILURE, self.worker.masking(config)(trace_of(e)))
             return
         except Exception as e:
-            # Any error of the connector's code.
             self._retry_task_configs_later(name, attempt, e)
             return
         try:
@@ -834,7 +833,7 @@ class PendingChanges:
             case LoggerLevel():
                 self._changes.loggers.append(change)
             case SessionKey():
-                # Readers find it in the snapshot.
+                # Readers find the session key in the snapshot.
                 pass
 
     def _request_rejoin(self, reason: str, offset: int) -> None:

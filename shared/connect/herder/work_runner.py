@@ -195,7 +195,7 @@ class WorkRunner:
         try:
             may = await self._before_task(task)
         except Exception as e:
-            # The fencing failed: without it, an older task might still write.
+            # The fencing failed. Without it, an older task might still write.
             self._listener.on_event(task, Event.FAILURE, trace_of(e))
             may = False
         finally:

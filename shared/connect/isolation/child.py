@@ -77,7 +77,7 @@ class WorkerLink:
                 for line in self._lines:
                     loop.call_soon_threadsafe(on_command, unpack(line))
             with contextlib.suppress(RuntimeError):
-                # The loop is closed: the process is ending.
+                # If the loop is closed, the process is already ending.
                 loop.call_soon_threadsafe(on_end)
 
         threading.Thread(target=read_commands, name="commands", daemon=True).start()
@@ -267,16 +267,16 @@ def main() -> NoReturn:
     try:
         connection = socket.socket(fileno=int(sys.argv[1]))
         lines = connection.makefile("rb")
+        # Without a first line, the worker has already ended.
         if first := lines.readline():
-            # Else the worker has ended already.
             start = unpack(first)
             configure(LogSettings.model_validate(start["log"]), "connect")
             asyncio.run(serve(start, WorkerLink(connection, lines)))
         status = 0
     except BaseException:
-        # Also SystemExit of the connector's code.
+        # The connector's code may raise SystemExit.
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not by an ordinary end, which a thread that reads or blocks would delay.
+    # A thread that reads or blocks would delay an ordinary exit.
     os._exit(status)

@@ -112,7 +112,7 @@ class IsolatedConnector:
             log.error("a process did not stop its work in time", connector=self.name, tasks=tasks)
             await process.kill()
         except ConnectorProcessEnded:
-            # Nothing runs any more.
+            # The parts ended with their process.
             return
 
     async def set_target_state(self, target: TargetState) -> None:

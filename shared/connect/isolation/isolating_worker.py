@@ -138,7 +138,7 @@ class IsolatingWorker(Worker):
         try:
             return self.resolve({ISOLATION: where})[ISOLATION] == "process"
         except ConfigError:
-            # The start without a process resolves it again and reports the error.
+            # The call without a process resolves the setting again and reports the error.
             return False
 
     def _connector_with_part(self, id: Id) -> IsolatedConnector | None:

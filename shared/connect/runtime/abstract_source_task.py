@@ -214,7 +214,7 @@ class AbstractWorkerSourceTask(WorkerTask):
 
         As in AbstractWorkerSourceTask.execute, a poll without records counts as a batch: a transaction may be due.
         """
-        # From a producer callback since the last turn.
+        # A producer callback may have reported an error since the last turn.
         self._raise_send_error()
         if self.should_pause:
             await self._wait_while_paused()
@@ -412,7 +412,7 @@ class AbstractWorkerSourceTask(WorkerTask):
                 token = await self._prepare_to_send(record, produced)
                 await self._send_record(record, produced, token)
             except RetriableError as e:
-                # As in AbstractWorkerSourceTask.sendRecords: tried again from this record on.
+                # As in AbstractWorkerSourceTask.sendRecords, the task retries from this record on.
                 self._record_not_sent(token)
                 self.to_send = records[index:]
                 # Only with the connector's own producer.override.max.block.ms. Otherwise `_watch_topics` sees it first.
@@ -502,7 +502,6 @@ class AbstractWorkerSourceTask(WorkerTask):
         try:
             await call
         except Exception as e:
-            # Any error of the connector.
             log.error(
                 "a commit method of the connector's task failed",
                 task=str(self.id), method=method, error=self.mask(summary_of(e)),

@@ -246,6 +246,6 @@ def _shown_config_value(definition: ConfigDef, value: ConfigValue) -> dict[str, 
     key = definition[value.name]
     shown = value.shown(key.type)
     if isinstance(shown["value"], str):
-        # A URL, for example, may have a password in it.
+        # A value such as a URL may contain a password.
         shown["value"] = without_passwords(shown["value"])
     return {"definition": key.definition(), "value": shown}

@@ -34,8 +34,8 @@ FETCHES_MAX = 10
 """A converter that still needs another fetch after this number of fetches for one record has failed."""
 
 
-class Failed(Exception):  # carries a failure up to the record's loop
-    """One record's failure, within this module."""
+class Failed(Exception):
+    """One record's failure, on its way up to the record's loop in this module."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))
@@ -86,7 +86,7 @@ class Conversion:
             keys = self.key.to_connect_values(topic, columns.keys)
             values = self.value.to_connect_values(topic, columns.values)
         except Exception:
-            # The slow path finds the record that failed.
+            # The caller then converts each record alone, and handles those that fail.
             return None
         if keys is None or values is None:
             return None
@@ -184,7 +184,7 @@ class Conversion:
         try:
             return operation()
         except Exception as e:
-            # Any error of a user's converter or transform.
+            # A user's converter or transform may raise any error.
             error: Exception = e
         self.waits.begin(started_ms := self.clock.monotonic_ms())
         try:
@@ -204,7 +204,7 @@ class Conversion:
                 except (Failed, Interrupted):
                     raise
                 except Exception as e:
-                    # An error of the registry's client, or of the operation again.
+                    # The fetch failed, or the operation failed again.
                     error = e
         finally:
             self.waits.end()

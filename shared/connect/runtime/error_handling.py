@@ -31,7 +31,7 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 RETRIES_DELAY_MIN_MS = 300
-# The doubling stops here: the delay exceeds every limit by then.
+# The delay doubles at most this often, up to 10,000 years. The limit keeps the number small.
 RETRIES_DELAY_SHIFT_MAX = 40
 CHECK_MS = 100
 """How often a wait checks whether the task is to stop or pause."""
@@ -146,8 +146,11 @@ class RetryWithToleranceOperator:
         self._metrics.add("total_records_skipped")
 
 
-class Interrupted(Exception):  # not an error: it leaves a conversion
-    """The task is to stop or pause. The current record is converted after the pause, or by the next task."""
+class Interrupted(Exception):
+    """Leaves a conversion because the task is to stop or pause; it is no error.
+
+    The current record is converted after the pause, or by the next task.
+    """
 
 
 class RetryWaits:

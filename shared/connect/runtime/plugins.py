@@ -67,7 +67,6 @@ def plugin_version(plugin: type) -> str:
     try:
         return str(cast(Any, plugin).version(object.__new__(plugin)))
     except Exception as e:
-        # Any error of a plugin's code.
         log.warning("the version of a plugin is undefined", plugin=class_name(plugin), error=f"{type(e).__name__}: {e}")
         return "undefined"
 
@@ -191,7 +190,7 @@ def _import_plugin_class(path: str, base: type) -> type | None:
     try:
         found = getattr(importlib.import_module(module), name, None)
     except Exception as e:
-        # Any error that a module raises on import.
+        # A module may raise any error on import.
         if not isinstance(e, ModuleNotFoundError):
             log.warning("a plugin's module cannot be imported", module=module, error=str(e))
         return None
@@ -222,7 +221,7 @@ def _entry_points() -> Iterator[tuple[str | None, type]]:
         try:
             plugin = entry.load()
         except Exception as e:
-            # A module of a third party.
+            # A third party's module may raise any error.
             log.warning("a plugin cannot be loaded", plugin=entry.name, error=f"{type(e).__name__}: {e}")
             continue
         if kinds_of(plugin):

@@ -51,7 +51,7 @@ class SinkTaskState:
         self._timeout_ms = offset_flush_timeout_ms
         self._next_commit_ms = now_ms + offset_flush_interval_ms
         self.batch: list[SinkRecord] = []
-        # By partition: the number of the assignment that it came with.
+        # Each partition maps to the number of the assignment that it came with.
         self.assigned: dict[TopicPartition, int] = {}
         self._assignments = 0
         self.pending: dict[TopicPartition, OffsetAndMetadata] = {}

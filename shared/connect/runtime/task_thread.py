@@ -144,11 +144,11 @@ class TaskThread:
             try:
                 result = function()
             except StopIteration as e:
-                # A future cannot hold it; a coroutine converts it in the same way.
+                # An asyncio future cannot hold StopIteration. A coroutine converts it in the same way.
                 error = RuntimeError("the task raised StopIteration")
                 error.__cause__ = e
             except BaseException as e:
-                # Any error: the caller gets it.
+                # The caller gets even SystemExit, which would otherwise end this thread.
                 error = e
         self._ended += 1
         if wanted and error is None:

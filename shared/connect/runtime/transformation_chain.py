@@ -54,7 +54,6 @@ class TransformationChain:
                     if part is not None:
                         part.close()
                 except Exception as e:
-                    # Any error of a user's transform or predicate.
                     log.error("a transform cannot be closed", plugin=class_name(type(part)), error=mask(summary_of(e)))
 
     @classmethod

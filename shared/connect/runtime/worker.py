@@ -162,7 +162,7 @@ class Worker:
             made = self.plugins.connector_class(props.get("connector.class", ""))()
             connector = WorkerConnector(name, made, props, listener, on_reconfiguration, mask=mask)
         except Exception as e:
-            # Also an error of the connector's constructor.
+            # The connector's constructor may raise any error.
             log.error("connector cannot be created", connector=name, error=mask(summary_of(e)))
             listener.on_event(name, Event.FAILURE, mask(trace_of(e)))
             return State.FAILED
@@ -216,7 +216,6 @@ class Worker:
         try:
             made = await connector.task_configs(tasks_max)
         except Exception:
-            # Any error of the connector.
             # A stop while the call ran may be the cause of its error.
             if self._connectors.get(name) is not connector:
                 raise ConnectorNotFound(f"Connector {name} was stopped") from None
@@ -251,7 +250,7 @@ class Worker:
             self._check_tasks_max(spec)
             task = self._make_task(spec, listener)
         except Exception as e:
-            # Also an error of the connector's constructor.
+            # The task's constructor may raise any error.
             mask = self.transformer.masking({**spec.connector_config, **spec.task_config})
             log.error("task cannot be created", task=str(spec.id), error=mask(summary_of(e)))
             listener.on_event(spec.id, Event.FAILURE, mask(trace_of(e)))

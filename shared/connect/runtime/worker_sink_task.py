@@ -169,7 +169,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         # Buffered records are taken without the three asyncio tasks below.
         polled_batches = await self._poll_consumer(0)
         if polled_batches[0] or timeout_ms <= 0:
-            # Neither branch need have waited, and other asyncio tasks must run.
+            # This poll may not have waited, and other asyncio tasks must run.
             await asyncio.sleep(0)
             return polled_batches
         poll = asyncio.ensure_future(self._poll_consumer(timeout_ms))
@@ -287,7 +287,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         try:
             provided = await self._call_task(self.task.pre_commit, dict(wanted))
         except Exception as e:
-            # An error of the connector: everything since the last commit is read again.
+            # The task may not have flushed the records since the last commit, so they are read again.
             log.error(
                 "offset commit failed, reading again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}")
             )
@@ -295,7 +295,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 self._consumer.seek(tp, offset)
             self._offset_commit_completed(seqno, e, None)
             return
-        # Waits for the errors reported in `pre_commit`.
+        # `pre_commit` may have reported errors, which must be handled before the commit.
         await self._reporters.flush()
         offsets = self.sink_state.committable(provided or {})
         if not offsets:
@@ -309,8 +309,8 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         self, seqno: int, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
     ) -> None:
         took_ms = self.sink_state.commit_completed(seqno, error, offsets, self._clock.monotonic_ms())
+        # A late response to an earlier commit must not end the wait for the newest one.
         if not self.sink_state.committing:
-            # Not a late response to an earlier commit.
             self._commit_answered.set()
         self.metrics.set("offset_commit_seq_no", self.sink_state.commit_seqno)
         if took_ms is None:
@@ -374,12 +374,12 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         try:
             await self._reporters.flush()
             provided = await self._call_task(self.task.pre_commit, dict(wanted))
-            # Waits for the errors reported in `pre_commit`.
+            # `pre_commit` may have reported errors, which must be handled before the commit.
             await self._reporters.flush()
             if offsets := self.sink_state.committable(provided or {}):
                 await self._consumer.commit(offsets)
         except Exception as e:
-            # An error of the connector or the commit: the next owner reads what is not committed.
+            # The next owner reads the uncommitted records again.
             self._offset_commit_completed(seqno, e, None)
         else:
             self._offset_commit_completed(seqno, None, offsets)

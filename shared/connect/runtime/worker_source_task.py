@@ -153,7 +153,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
             except (TimeoutError, PenstockError):
                 log.warning("records are still pending", task=str(self.id), records=self.submitted.pending)
         error = self.send_error
-        # The offsets before the failed record may be stored.
+        # Without the error, `commit_offsets` stores the offsets before the failed record.
         self.send_error = None
         is_stored = await self.commit_offsets()
         self.send_error = error

@@ -205,7 +205,7 @@ class ConfigState:
     def _commit_task_configs(self, connector: str, count: int) -> ConfigChange | None:
         deferred = self._deferred.pop(connector, {})
         if connector not in self._configs:
-            # Removed meanwhile: its tasks are not used.
+            # The connector was removed, so its task configs are not used.
             return None
         self._counts[connector] = count
         # As in KafkaConfigBackingStore: compaction or a crash of the writer has removed task configs of this set.

@@ -236,7 +236,7 @@ def _decode_session_key(fields: Mapping[str, Any]) -> SessionKey:
         key = base64.b64decode(str(fields["key"]), validate=True)
         return SessionKey(key, str(fields["algorithm"]), int(fields["creation-timestamp"]))
     except (KeyError, TypeError, ValueError, binascii.Error) as e:
-        # The error's text would show the key.
+        # The message names only the error's class, so that it cannot show the key.
         raise SerializationError(f"{SESSION_KEY}: {type(e).__name__}") from None
 
 

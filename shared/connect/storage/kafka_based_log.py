@@ -210,7 +210,7 @@ class KafkaBasedLog:
                 log.warning("a topic cannot be read and is retried", topic=self._topic.name, reason=str(e))
                 await asyncio.sleep(RETRY_MS / 1000)
             except Exception as e:
-                # Callers that wait, and later ones, get the error.
+                # `read_to_end` raises the error for callers that wait now and for later ones.
                 log.error("a topic cannot be read any more", topic=self._topic.name, reason=f"{type(e).__name__}: {e}")
                 self._broken = e
                 await self._notify_waiting()

@@ -221,5 +221,5 @@ class KafkaOffsetStore(MemoryOffsetStore):
         try:
             self.cache.apply(record.key, record.value)
         except SerializationError as e:
-            # Skipped: the offsets of other connectors must stay readable.
+            # The record is skipped, because the offsets of other connectors must stay readable.
             log.error("a record of the offset topic cannot be read", offset=record.offset, reason=str(e))

@@ -122,7 +122,7 @@ class KafkaStatusStore(StatusStore):
                     await asyncio.sleep(RETRY_MS / 1000)
                     self._newest.setdefault(key, report)
                 except Exception as e:
-                    # A retry does not help: the next report of the same id is still written.
+                    # A retry does not help. The next report with the same key is still written.
                     log.error("a status could not be written", status=repr(report[0]), reason=str(e))
         finally:
             del self._writing[key]

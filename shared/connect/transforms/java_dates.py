@@ -47,7 +47,7 @@ class DatePattern:
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
-        # Letter, count, or an empty letter with text.
+        # A token is (letter, count, ""), or ("", 0, text) for literal text.
         self._tokens: list[tuple[str, int, str]] = []
         at = 0
         while at < len(pattern):
@@ -115,7 +115,7 @@ class DatePattern:
                 elif letter in found:
                     found[letter] = int(value)
                     if letter == "d":
-                        # Of the day of the month and the day of the year, the last one counts.
+                        # If the pattern has both a day of the month and a day of the year, the last one counts.
                         day_of_year = None
             # 2. With am or pm, only the hour within the half of the day counts. A day of the year counts from January.
             if afternoon is not None:

@@ -38,9 +38,9 @@ NumberType = Literal["int64", "float64"]
 ResultType = Literal["int64", "float64", "json"]
 ColumnValue = int | float | bytes
 
-# Stands for "" in a sketch, because DataSketches and Spark ignore "".
+# This text stands for "" in a sketch, because DataSketches and Spark ignore "".
 EMPTY_TEXT = "\x00the empty text"
-# At most about 2 KiB a sketch, 2.3 % standard error, exact for a few dozen values.
+# With this size, a sketch has at most about 2 KiB and a standard error of 2.3 %. It is exact for a few dozen values.
 DISTINCT_LG_K = 11
 
 State = TypeVar("State", default=Any)
@@ -59,11 +59,11 @@ class Aggregation(ABC, Generic[State]):
 
     function: str
     field: str | None = None
-    # Whether `add` changes its argument.
+    # True if `add` changes the state that it receives.
     in_place: bool = False
-    # Configuration besides the field, which states do not contain.
+    # The store's schema includes these parameters, because states do not contain them.
     parameters: tuple[float, ...] = ()
-    # Whether the stream's JSON values have the field in the form that is aggregated.
+    # True if the stream's JSON values have the field in the form that is aggregated.
     verbatim: bool = True
 
     @property
@@ -319,7 +319,7 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
     result_type = "int64"
 
     def initial(self) -> datasketches.hll_sketch:
-        # Imported here, because readers of late records and settings do not need the extra.
+        # Readers of late records and of settings import this module without the extra `streams`.
         import datasketches
 
         return datasketches.hll_sketch(DISTINCT_LG_K)
@@ -444,7 +444,7 @@ def sketch_of(deserialize: Callable[[bytes], Sketch], data: bytes) -> Sketch:
     try:
         return deserialize(data)
     except (IndexError, RuntimeError) as e:
-        # The library's errors for bytes that are too short.
+        # DataSketches raises these errors for bytes of the wrong length.
         raise ValueError(f"{len(data)} bytes are no sketch: {e}") from None
 
 

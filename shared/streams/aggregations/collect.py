@@ -26,10 +26,10 @@ from penstock.shared.streams.aggregations.aggregation import (
     OfField,
 )
 
-# The default number of values of one window; all of them are written with every change.
+# The default limit of values per window. A commit writes all values of a changed window.
 COLLECT_LIMIT = 1_000
 
-# A Decoder cannot be pickled for Spark's workers.
+# A msgspec Decoder cannot be pickled for Spark's workers.
 _decode = msgspec.json.decode
 
 

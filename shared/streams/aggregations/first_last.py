@@ -29,7 +29,7 @@ from penstock.shared.streams.aggregations.aggregation import (
     field_types,
 )
 
-# A Decoder cannot be pickled for Spark's workers.
+# A msgspec Decoder cannot be pickled for Spark's workers.
 _decode = msgspec.json.decode
 
 

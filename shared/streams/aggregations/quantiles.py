@@ -18,7 +18,7 @@ from penstock.shared.streams.aggregations.aggregation import Column, ColumnValue
 if TYPE_CHECKING:
     from datasketches import kll_doubles_sketch as Sketch  # noqa: N812
 
-# 1.3 % of rank; exact for up to this number of values.
+# With this size, the error of a rank is 1.3 %. A sketch is exact for up to this number of values.
 KLL_K = 200
 RANKS = (0.5, 0.9, 0.99)
 
@@ -42,7 +42,7 @@ class Quantiles(OfField["Sketch"]):
         self._number_types(hint)
 
     def initial(self) -> Sketch:
-        # Imported here, as in `aggregation`.
+        # This import is here for the same reason as in `CountDistinct`.
         from datasketches import kll_doubles_sketch
 
         return kll_doubles_sketch(KLL_K)

@@ -51,7 +51,7 @@ from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.state_store import NEVER
 
 FORMAT_VERSION = 1
-# A protocol buffer can begin with the byte 8 or higher.
+# Higher versions could not be told from protocol buffers, which begin with a byte of 8 or higher.
 VERSIONS_MAX = 7
 MAGIC_BYTES = 2
 ENVELOPE = struct.Struct(">BcBiq")
@@ -67,9 +67,9 @@ FINAL = b"F"
 LATE = b"X"
 PROGRESS = b"G"
 TAKEOVER = b"T"
-# The highest epoch that an owner takes and readers accept.
+# Owners take epochs up to this one. Readers reject records with a higher epoch.
 EPOCH_MAX = 2**31 - 2
-# A store's number is one byte.
+# The envelope has one byte for a store's number.
 STORES_MAX = 256
 BODY_BYTES_MIN = {
     LIVE: START_END.size,

@@ -102,10 +102,10 @@ class StreamsBuilder:
     def __init__(self) -> None:
         self._topology = Topology()
         self._named = 0
-        # By topic: the node before it, the stream behind it.
+        # Maps each repartition topic to the node before it and the stream behind it.
         self._repartitioned: dict[str, tuple[str, Stream]] = {}
         self._null_key_topics: set[str] = set()
-        # Aggregates without on_close() or on_update() so far.
+        # These aggregates still need a call of on_close() or on_update().
         self._without_emission: dict[str, None] = {}
 
     @overload

@@ -114,7 +114,7 @@ class WindowAggregate(TimedProcessor):
         times = columns.timestamps[indexes]
         outcome = self.store.take(times, codes, values, inputs)
         if len(late := outcome.late[outcome.late[:, LATE_ACCEPTED] == 0]):
-            # Kernels take contiguous arrays.
+            # `copy` makes the rows contiguous. Kernels would be compiled again for other arrays.
             own, close_times_ms, stream_times_ms, _ = late.T.copy()
             self.context.emit_late_columns(columns, indexes[own], close_times_ms, stream_times_ms)
         self._keep_late(outcome.late, times, codes, values, inputs, columns, indexes)
@@ -169,7 +169,7 @@ class WindowAggregate(TimedProcessor):
         try:
             return self.store.sizes.in_doubt(codes, inputs, self._state_bytes_max)
         except Exception:
-            # A value has no JSON; processing one by one finds it.
+            # A value cannot be encoded as JSON. Processing the records one by one finds it.
             return list(range(len(codes)))
 
     def overflow(self, rejected_by: int) -> DataError:

@@ -30,7 +30,7 @@ CHANGELOG_CONFIGS = {
     "retention.bytes": "-1",
     "message.timestamp.type": "LogAppendTime",
 }
-# Other settings lose no state.
+# With other values of these settings, Kafka could delete state.
 CHANGELOG_CONFIGS_REQUIRED = ("cleanup.policy", "retention.ms", "retention.bytes")
 RETENTION_CONFIGS = ("retention.ms", "retention.bytes")
 

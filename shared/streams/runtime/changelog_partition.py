@@ -74,7 +74,7 @@ log = get_logger(__name__)
 
 PRODUCER_BATCH_BYTES = 256 * 1024
 KEY_BYTES_SHOWN = 100
-# Restores that start again from a newer snapshot, because the log was deleted meanwhile.
+# A restore starts again if a compaction deletes records that it needs. Beyond this many attempts, it fails.
 SNAPSHOT_ATTEMPTS_MAX = 5
 TAKEOVER_ATTEMPTS_MAX = 10
 

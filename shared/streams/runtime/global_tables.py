@@ -26,7 +26,7 @@ LOAD_POLL_MS = 200
 POLL_RECORDS_MAX = 5_000
 """The records that are applied at once. A running instance does it once a turn, and a turn without source records lasts
 up to `poll_ms`."""
-# Loading a table fails if there is no record and no movement for this long.
+# Loading fails if no partition's position advances for this long.
 LOAD_IDLE_MS_MAX = 60_000
 
 
@@ -82,8 +82,8 @@ class GlobalTableRows:
             own = key if self._node.key == "bytes" else string_deserializer(self.topic, key)
             row = self._node.value(self.topic, value)
         except Exception as e:
-            # The deserializer may be the user's.
-            # The row keeps its last valid value, and the other rows stay current.
+            # A user's deserializer may raise any error. The row keeps its last valid value, and the other rows stay
+            # current.
             return e if isinstance(e, DataError) else DataError(f"{self.topic}: {type(e).__name__}: {e}")
         if row is None:
             self._rows.pop(own, None)

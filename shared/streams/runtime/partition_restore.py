@@ -54,17 +54,17 @@ from penstock.shared.streams.task.stream_task import StreamTask
 
 log = get_logger(__name__)
 
-# Applied at once; the event loop runs in between.
+# Heartbeats and running tasks get a turn after at most this many records.
 RESTORE_RECORDS_MAX = 2_000
-# Of a snapshot, applied at once.
+# Heartbeats and running tasks get a turn after at most this many rows of a snapshot.
 RESTORE_ROWS_MAX = 50_000
 RESTORE_POLL_MS = 500
 NEWEST_RECORDS = 1_000
 """The records at the changelog's end that are read before a long restore. The newest commit's progress record is among
 them, unless as many records of failed commits and takeovers follow it."""
-# The time limit for reading them.
+# Beyond this, the restore begins with the newest progress record that was found, if any.
 NEWEST_MS = 2_000
-# A restore fails if there is no record and no movement for this long.
+# A restore fails if its position does not advance for this long.
 RESTORE_IDLE_MS_MAX = 60_000
 
 

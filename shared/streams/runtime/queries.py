@@ -35,7 +35,7 @@ from penstock.shared.streams.state_store import StateStoreRow, is_open
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import KeyType, Topology
 
-# Of one response; queries with `StoreQuery.after` return the rest.
+# A response has at most this many rows. Queries with `StoreQuery.after` return the rest.
 QUERY_ROWS_MAX = 10_000
 SLICE_ROWS = 2_000
 """Rows that are read at once: this takes some milliseconds, in which no record is processed."""

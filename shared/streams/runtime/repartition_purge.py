@@ -19,7 +19,7 @@ from penstock.shared.streams.topology import Topology
 
 log = get_logger(__name__)
 
-# The tasks wait while records are deleted.
+# Beyond this, the deletion is tried again `interval_ms` later, because the tasks wait for it.
 PURGE_TIMEOUT_MS = 5_000
 
 

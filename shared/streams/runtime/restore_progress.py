@@ -11,7 +11,7 @@ from penstock.shared.streams.task.metrics import RestoreMetrics
 log = get_logger(__name__)
 
 
-# Between log lines of the progress.
+# The progress of a restore is logged at most once in this time.
 LOG_INTERVAL_MS = 5_000
 
 

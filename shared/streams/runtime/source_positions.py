@@ -34,10 +34,10 @@ from penstock.shared.streams.task.watermarks import holds_records
 
 log = get_logger(__name__)
 
-# Other partitions may wait for a lookup.
+# Beyond this, a lookup fails, because other partitions may wait for it.
 LOOKUP_TIMEOUT_MS = 10_000
 UNREAD_POLL_MS = 500
-# A restore fails if the search for unread records does not move for this long.
+# A restore fails if the search for unread records does not advance for this long.
 UNREAD_TIMEOUT_MS = 60_000
 
 OnMissing = Literal["fail", "skip"]

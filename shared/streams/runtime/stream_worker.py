@@ -143,7 +143,7 @@ class StreamWorker(RebalanceListener):
         state directory are unsuitable, and KafkaTimeout if a global table cannot be loaded.
         """
         self._task_factory.startup()
-        # Before the group waits for heartbeats.
+        # Compiling may take some seconds, in which a member of the group could miss heartbeats.
         await loaded(compile_kernels, "the kernels")
         self.topics = await prepare_topics(
             self._kafka, self._settings, self.topology, self._clock, self._wait_for_topics
@@ -347,7 +347,7 @@ class StreamWorker(RebalanceListener):
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         """Commit what was processed and set the tasks aside."""
         if self._leaving:
-            # `shutdown` has committed already.
+            # The last commit of `shutdown` covers these tasks.
             return
         async with self._lock:
             self._is_assigned = False

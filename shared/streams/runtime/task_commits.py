@@ -191,8 +191,8 @@ class TaskCommits:
         try:
             await consumer.commit(offsets)
         except PenstockError as e:
-            # In a later generation these offsets might include commits that a new owner has overtaken.
+            # In a later generation these offsets might include commits that a new owner has overtaken. A closed
+            # consumer raises IllegalState, and sends no offsets any more.
             with contextlib.suppress(IllegalState):
-                # A closed consumer sends no offsets any more.
                 consumer.forget_commits()
             log.warning("group offsets not committed", reason=str(e))

@@ -41,16 +41,16 @@ from penstock.shared.streams.state_store import NEVER
 log = get_logger(__name__)
 
 FORMAT_VERSION = 2
-# Of the memory; the rest is for blocks, indexes and filters.
+# This share of the memory is for unflushed rows. The rest is for blocks, indexes and filters.
 WRITE_BUFFER_SHARE = 0.25
-# Of one task; a start after a crash reads this from the write-ahead log.
+# Beyond this, a task's rows are flushed. A start after a crash reads unflushed rows from the write-ahead log.
 WRITE_BUFFER_BYTES_MAX = 16 * 1024 * 1024
 BLOOM_BITS_PER_KEY = 10
 OPEN_FILES_MAX = 256
 LOG_FILES_MAX = 2
-# Looked up at once.
+# A commit looks up the previous values of at most this many rows at once.
 WRITE_ROWS_MAX = 4_096
-# Read at once.
+# An iteration reads at most this many rows at once.
 PAGE_ROWS = 1_000
 
 META = b"M"
@@ -58,7 +58,7 @@ ROW = b"R"
 DUE = b"E"
 _HEAD = struct.Struct(">cBI")
 PREFIX_BYTES = _HEAD.size
-# Shifted, so that the bytes sort as the numbers do.
+# Numbers are stored with a shift, so that the bytes sort as the numbers do.
 _NUMBER = struct.Struct(">Q")
 _SHIFT = 1 << 63
 _ENDS = struct.Struct(">qq")

@@ -86,7 +86,7 @@ class StateDirectory:
     def _mark_closed(self, partition: int) -> None:
         self._open.discard(partition)
         with contextlib.suppress(OSError):
-            # The time of last use.
+            # `clean` takes the folder's modification time as the time of last use.
             os.utime(self._partition_folder(partition))
 
 

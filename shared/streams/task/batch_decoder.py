@@ -76,7 +76,7 @@ class BatchDecoder:
         self._key_bytes_max = key_bytes_max
         self._chain = chain
         self._decode = _value_decoder(source)
-        # None stays None there.
+        # JSON deserializers return None for a record without a value. Any other deserializer decides itself.
         self._has_none = source.value is json_deserializer or source.value_type is not None
         self._fields = None if chain is not None or store.columns.objects else _json_fields_for_kernel(source, store)
 
@@ -144,8 +144,8 @@ class BatchDecoder:
     def _decode_values(self, raw: Sequence[bytes | None], exceptional: set[int]) -> list[Any]:
         decode = self._decode
         if not self._has_none or None not in raw:
+            # After an error, the loop below finds the records that cannot be decoded.
             with contextlib.suppress(Exception):
-                # The loop below finds which record failed, and why.
                 return list(map(decode, raw))
         decoded = []
         for index, value in enumerate(raw):

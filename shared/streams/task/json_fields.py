@@ -209,7 +209,7 @@ def _read_json_object(
                 numbers[field, i] = -digits if is_negative else digits
                 has[field, i] = 1
             elif kind == FLOAT:
-                # Msgspec decides about its sign.
+                # msgspec decides which sign the value of `-0` has.
                 is_whole_minus_0 = is_negative and digits == 0 and after_point == 0
                 if digits >= FLOAT_DIGITS_END or is_whole_minus_0:
                     return False

@@ -93,7 +93,7 @@ class SinkNodeWriter:
         try:
             keys, values = results.encoded(whole_window_keys=self._has_window_keys)
         except Exception:
-            # A value has no JSON: encoding one by one finds and handles it.
+            # A value cannot be encoded. Encoding the results one by one finds and handles it.
             return None
         # An upper bound: a record of the longest key and the longest value. If it fits, all do. Otherwise encoding one
         # by one finds those that do not.
@@ -279,7 +279,7 @@ class NodeContext:
     def _is_taken_elsewhere(self, child: Edge) -> bool:
         """Return whether a store that `child` does not reach has taken the source record."""
         if self._task.record_metadata is None:
-            # A punctuation or a commit.
+            # A punctuation or a commit forwards the record, so there is no source record.
             return False
         return any(store.touched for name, store in self._task.stores.items() if name not in child.reached)
 

@@ -105,7 +105,7 @@ def json_texts(values: Sequence[Any] | NDArray[Any]) -> PackedBytes:
         return PackedBytes(written, starts, lengths)
     data = np.frombuffer(_encode_lines(values.tolist() if isinstance(values, np.ndarray) else values), np.uint8)
     if _cut_lines(data, starts, lengths) < len(data):
-        # The user's own JSON (msgspec.Raw) has line breaks.
+        # A user's own JSON (msgspec.Raw) contains line breaks.
         return PackedBytes.of(list(map(msgspec.json.encode, values)))
     return PackedBytes(data, starts, lengths)
 

@@ -47,19 +47,19 @@ NOTHING, COLLECTING, ORDERED = range(3)
 KEY, NEXT, PREVIOUS, BUCKET = range(4)
 
 # --- flags ---
-# Changed since the commit.
+# The row has changed since the last commit.
 DIRTY = 1
-# In the last commit.
+# The window existed at the last commit.
 PERSISTED = 2
-# Closed and retained.
+# The window is closed and retained.
 RETAINED = 4
-# In the list of changed rows.
+# The list of changed rows contains the row, even after its window was removed.
 LISTED = 8
 
 # --- changes of a window of the last commit ---
-# No window has its start any more.
+# The key has no window with this start any more.
 REMOVED = 1
-# Its bounds have changed.
+# The result with the window's old bounds is retracted.
 RETRACTED = 2
 
 # --- cells ---

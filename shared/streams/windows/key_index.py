@@ -300,7 +300,7 @@ def grown_array(array: NDArray[Any], size: int, fill: int = 0) -> NDArray[Any]:
 def compile_key_index() -> None:
     """Compile the kernels of the key index, or load them from numba's cache."""
     index = KeyIndex()
-    # Enough keys for a rehash.
+    # With this many keys, the index also compiles the kernel that rehashes.
     index.codes_of([b"%d" % number for number in range(SLOTS_MIN)])
     index.release(np.arange(len(index)), np.zeros(index.capacity, np.bool_))
     index.repack()

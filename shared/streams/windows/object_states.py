@@ -224,14 +224,14 @@ def _take_distinct(aggregation: Any, values: Sequence[Any]) -> list[Any]:
     inputs: list[Any] = list(map(aggregation._get, values))
     kinds = set(map(type, inputs))
     if str in kinds:
-        # Raises for text that is not valid UTF-8.
+        # `encode` raises an error for text that cannot be encoded as UTF-8.
         "".join(g for g in inputs if type(g) is str).encode()
     integers = [g for g in inputs if type(g) is int] if int in kinds else [0]
     if not kinds <= _NUMBERS | _TEXTS or not INT64_MIN <= min(integers) <= max(integers) <= INT64_MAX:
         inputs = list(map(aggregation._distinct_item, values))
         scratch = aggregation.initial()
         for value in values:
-            # It rejects some large integers.
+            # `add` raises an error for integers that are too large for a sketch.
             aggregation.add(scratch, value)
     elif "" in inputs:
         inputs = [EMPTY_TEXT if g == "" else g for g in inputs]
@@ -251,7 +251,7 @@ def _take_quantiles(aggregation: Any, values: Sequence[Any]) -> list[Any]:
     inputs = list(map(aggregation._get, values))
     if not set(map(type, inputs)) <= _NUMBERS:
         inputs = list(map(aggregation._quantile_input, values))
-    # A sketch skips NaN.
+    # NaN stands for None, because a sketch skips NaN.
     return list(np.array([np.nan if g is None else g for g in inputs], np.float64).tolist())
 
 

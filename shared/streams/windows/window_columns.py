@@ -68,7 +68,7 @@ def newest_of_each_window(codes: Any, starts: Int64Array) -> Int64Array:
     if (last[codes] == indexes).all():
         # Each code occurs once.
         return indexes
-    # Stable: the last of equal ones is the newest.
+    # The sort is stable, so the newest of equal windows comes last.
     order = np.lexsort((starts, codes))
     codes = codes[order]
     starts = starts[order]

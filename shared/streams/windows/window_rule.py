@@ -34,7 +34,7 @@ WindowKind = Literal["session", "tumbling", "hopping", "sliding", "table"]
 Emit = Literal["on_close", "on_update"]
 """When a window's result is forwarded: once it has closed, or with each change."""
 
-# Windows of one record; each costs a write.
+# A record may be in at most this many windows, because each of them costs a write.
 WINDOWS_MAX = 10_000
 BUCKETS_PER_PATIENCE = 512
 """The timer wheel's buckets for the minimum lifetime of a window; the wheel has twice as many in all."""
@@ -71,7 +71,7 @@ class WindowRule:
         """The ms that must be left between a record's timestamp and 2**63, so that the times of its windows fit."""
         if self.kind == "session":
             return self.span_ms + self.grace_ms
-        # One may start just after a record.
+        # A sliding window may start 1 ms after a record.
         return self.span_ms + 1 if self.kind == "sliding" else self.span_ms
 
     @property

@@ -126,7 +126,7 @@ class WindowTable:
         meta = self.meta
         meta[k.STREAM_TIME] = max(meta[k.STREAM_TIME], stream_time_ms)
         if self.rule.kind == "table":
-            # Tables never close.
+            # The rows of a table never close.
             return
         meta[k.CLOSE_TIME] = max(meta[k.CLOSE_TIME], meta[k.STREAM_TIME] - self.rule.waits_ms)
         self.close_due(index)
@@ -326,8 +326,8 @@ class WindowTable:
         used = {names: int(self.meta[count]) for names, count in _OUTPUT_ARRAYS.items()}
         # The kernel does not return which array was full. Enlarge those that are at least half full.
         short = [names for names, count in used.items() if 0 < len(getattr(self, names[0])) <= 2 * count]
+        # If none is half full, one record needs more than half of an array. Enlarge all of them.
         for names in short or used:
-            # If none is short, one record needs more than half of an array.
             for name in names:
                 array = getattr(self, name)
                 setattr(self, name, grown_array(array, 2 * len(array)))

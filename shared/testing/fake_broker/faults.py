@@ -143,14 +143,14 @@ def failed_response(request: Request, code: int, partitions: Collection[TopicPar
     if "error_code" in fields and partitions is None and request.api is not Api.FETCH:
         response.error_code = code
     if request.api is Api.JOIN_GROUP:
-        # Only newer versions allow null.
+        # Versions below 7 of the response do not allow null.
         response.protocol_name = ""
     return response
 
 
 def _failed_topics(request: Request, code: int, partitions: Collection[TopicPartition] | None) -> list[Message]:
     if partitions is not None and request.body.topics is None:
-        # OffsetFetch of all topics.
+        # An OffsetFetch of all topics names no partitions.
         requested = list(partitions)
     else:
         requested = [tp for tp in request.partitions() if partitions is None or tp in partitions]

@@ -155,7 +155,7 @@ class BrokerGroup:
             is_restarted = not body.member_id
             news = is_restarted or member.protocols != protocols
             if is_restarted:
-                # The timer belongs to the instance that it replaced.
+                # The timer of the replaced instance does not apply to this member.
                 self._watch_session_timeout(member, now_ms)
             member.protocols = protocols
             member.seen_ms = now_ms
@@ -343,7 +343,7 @@ class BrokerGroup:
             del self.members[member.member_id]
         joined = [one.member_id for one in self.members.values() if one.joining is not None]
         if self.members and not joined:
-            # Wait for a member's join, or for the end of their sessions.
+            # Only static members remain. The group waits until one joins or all their sessions end.
             self._set_deadline(now_ms + self._rebalance_timeout_ms(), self._complete_join)
             return
         self.generation += 1

@@ -133,10 +133,10 @@ class NodeServer:
         except (asyncio.IncompleteReadError, ConnectionError, HangUp, MalformedMessage):
             pass
         except asyncio.CancelledError:
-            # Cancelled only by close_connections; asyncio's streams would report it as an error.
+            # `close_connections` cancels this task. asyncio's streams may report a cancellation as an error.
             pass
         except Exception as e:
-            # An error of a test's hook or of the broker: the cluster raises it when it is closed.
+            # A test's hook or the broker failed. The cluster raises the error when it is closed.
             self._after(e)
         finally:
             del self._connections[task]
@@ -154,8 +154,8 @@ class NodeServer:
             action = control.hook(request)
             if isawaitable(action):
                 action = await action
+            # A concurrent request may have used up the hook while its action was awaited.
             if action is not None and control.is_on:
-                # A concurrent request may have used up the hook meanwhile.
                 control.count()
                 return action
         return None

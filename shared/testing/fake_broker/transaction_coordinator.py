@@ -132,7 +132,7 @@ class Transactions:
         if known.is_completing:
             return ErrorCode.CONCURRENT_TRANSACTIONS
         if expected != NO_PRODUCER and expected[1] == known.last_epoch >= 0:
-            # The response to the first try was lost.
+            # The producer repeats a request whose response was lost.
             return known.producer_id, known.producer_epoch
         if known.state is TransactionState.ONGOING:
             self._abort_fenced(known, now_ms)

@@ -133,7 +133,7 @@ def value_of(value: Any, scale: int) -> Any:
     """Return a column's value in the form of its schema. `value` has the driver's form."""
     if isinstance(value, Decimal):
         if not value.is_finite():
-            # Connect's Decimal has no infinity.
+            # Connect's Decimal has neither infinity nor NaN.
             return None
         return value.quantize(Decimal(1).scaleb(-scale), context=DIGITS)
     if isinstance(value, dt.datetime):

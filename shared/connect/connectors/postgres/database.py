@@ -130,7 +130,7 @@ def translated(error: Exception) -> Exception:
         pg.InternalClientError,  # of a connection that is closing
     )
     message = f"{type(error).__name__}: {error}"
-    # Asyncpg's DataError is an InterfaceError too.
+    # asyncpg's error for invalid arguments is an InterfaceError and a ValueError. A retry would fail again.
     is_data = isinstance(error, ValueError)
     return RetriableError(message) if isinstance(error, passing) and not is_data else ConnectError(message)
 

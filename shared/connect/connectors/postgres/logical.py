@@ -416,7 +416,6 @@ class LogicalReader:
         They stay null if the update has no key, or if the row no longer exists.
         """
         if not row.key:
-            # Without a key, no row can be identified.
             return
         oids = [oid for oid, _ in row.key.values()]
         types = await connection.fetch(

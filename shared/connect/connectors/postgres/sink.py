@@ -257,7 +257,7 @@ class PostgresSinkTask(SinkTask):
     async def _failure_to_raise(self, error: Exception) -> Exception:
         """The error to raise for the database's error: retriable as long as retries are left."""
         ours = translated(error)
-        # The error may come from a changed table, which is described again.
+        # A changed table may be the cause, so the tables are described again.
         self._tables.clear()
         if self._connection is not None and (isinstance(ours, RetriableError) or self._connection.is_closed()):
             connection = self._connection
@@ -307,7 +307,7 @@ class PostgresSinkTask(SinkTask):
         for table in dict.fromkeys(group.table for group in groups):
             await self._ensure_sink_table(connection, table, [group for group in groups if group.table == table])
         groups = self._fit_groups_to_tables(groups)
-        # Outside the transaction: a rollback would drop them.
+        # A rollback would drop temporary tables that were created in the transaction.
         await self._have_stagings(connection, groups)
         async with transaction(connection, keep=keep):
             if self._offsets is not None:
@@ -317,7 +317,7 @@ class PostgresSinkTask(SinkTask):
             for group in groups:
                 await self._write_rows(connection, group)
             if not keep:
-                # Check what a commit would check.
+                # A rollback does not check deferred constraints, as a commit does.
                 await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         if keep:
             if self._offsets is not None:
@@ -384,9 +384,8 @@ class PostgresSinkTask(SinkTask):
                 raise DataError(f"table {name} cannot be created: all values of the records are null")
             await self._execute_ddl(connection, sql.create_table(name, fields, writes[0].key))
         elif missing := {one: kind for one, (kind, _) in wanted.items() if one not in table.columns}:
-            sql.quoted_columns(
-                missing
-            )  # a name that Postgres does not allow is an error of the record, not of the table
+            # A name that Postgres does not allow is an error of the record, not of the table.
+            sql.quoted_columns(missing)
             if not self._values["auto.evolve"]:
                 raise ConnectError(f"table {name} has no column {', '.join(missing)}, and auto.evolve is false")
             await self._execute_ddl(connection, sql.add_columns(name, missing))

@@ -248,7 +248,7 @@ class PostgresSourceTask(SourceTask):
             try:
                 await self._logical.move_slot(connection)
             except Exception as e:
-                # Of the driver: the slot has not moved, and the next task moves it.
+                # The next task moves the slot.
                 log.warning("the replication slot could not be moved", slot=self._slot["slot"], reason=str(e))
 
 
