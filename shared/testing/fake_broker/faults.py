@@ -54,7 +54,8 @@ class Fail:
     If `handled`, the broker also carries out the part of the request that fails, as a leader does that loses its
     leadership after an append.
 
-    Metadata has an error code only for a topic. So it is always handled, and each topic of its response fails.
+    A response to Metadata has no error code of its own. So it is always handled, and each topic of its response fails,
+    or each of `partitions` that the response has.
     """
 
     code: int

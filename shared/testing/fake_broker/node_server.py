@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Mapping
 from inspect import isawaitable
 
+from penstock.shared.common.records import TopicPartition
 from penstock.shared.testing.fake_broker.api_handlers import HANDLERS, supported_versions
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState, Node
 from penstock.shared.testing.fake_broker.codec import MalformedMessage, Message
@@ -187,12 +188,17 @@ class NodeServer:
     async def _fail_request(
         self, request: Request, action: Fail, authenticate: Callable[[Request], Message]
     ) -> Message | None:
-        if request.api is Api.METADATA and action.partitions is None:
+        if request.api is Api.METADATA:
             response = await self._handle_request(request, authenticate)
             assert response is not None, "Metadata always has a response"
             for topic in response.topics:
-                topic.error_code = action.code
-                topic.partitions = []
+                if action.partitions is None:
+                    topic.error_code = action.code
+                    topic.partitions = []
+                    continue
+                for row in topic.partitions:
+                    if TopicPartition(topic.name, row.partition) in action.partitions:
+                        row.error_code = action.code
             return response
         failures = failed_response(request, action.code, action.partitions)
         if action.partitions is None and not action.handled:

@@ -209,6 +209,18 @@ async def test_topics_of_metadata_can_fail(
     assert found == [(name, ErrorCode.LEADER_NOT_AVAILABLE, []) for name in failed]
 
 
+@pytest.mark.parametrize("handled", [False, True])
+async def test_a_partition_of_metadata_can_fail(cluster: FakeCluster, wire: Wire, handled: bool) -> None:
+    """Metadata has an error for the partition that fails, and the other partitions as usual."""
+    only = Fail(ErrorCode.LEADER_NOT_AVAILABLE, [TopicPartition("t", 1)], handled=handled)
+    cluster.control(Api.METADATA, only)
+    for topics in ([Message(name="t")], None):
+        (topic,) = (await wire.request(Api.METADATA, topics=topics)).topics
+        rows = sorted((row.partition, row.error_code, row.leader_id) for row in topic.partitions)
+        assert topic.error_code == ErrorCode.NONE
+        assert rows == [(0, ErrorCode.NONE, 1), (1, ErrorCode.LEADER_NOT_AVAILABLE, 1)]
+
+
 async def test_a_handled_request_with_acks_zero_can_fail(cluster: FakeCluster, wire: Wire) -> None:
     """A failure of a handled request with acks 0 closes the connection."""
     cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_LEADER_OR_FOLLOWER, handled=True))
