@@ -240,9 +240,18 @@ class TopologyTestDriver:
 
     def restore(self) -> None:
         """Take the partition over: restore the state from the changelog, then process the records that are not
-        committed, in the order of timestamps between topics that are read together."""
-        # A former owner that runs closes its task when it notices that it has lost the partition.
-        self.close()
+        committed, in the order of timestamps between topics that are read together.
+
+        Raises ProcessingFailed, once the new task runs, if `close` of a processor of the former task raised.
+        """
+        try:
+            # A former owner that runs closes its task when it notices that it has lost the partition.
+            self.close()
+        finally:
+            # An error of `close` does not keep the partition from its next owner.
+            self._take_over()
+
+    def _take_over(self) -> None:
         if self.state is not None:
             self._local = self.state.state_of(self.partition)
         task = StreamTask(

@@ -157,6 +157,18 @@ def test_an_error_of_a_processors_close(tmp_path: Path) -> None:
     state.state_of(0).close()
 
 
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_a_new_owner_takes_over_despite_an_error_of_a_processors_close(is_on_disk: bool, tmp_path: Path) -> None:
+    """`restore` raises the error of the former task's `close` once the new task runs."""
+    driver = TopologyTestDriver(closing([], fails=True), state=state_in(tmp_path) if is_on_disk else None)
+    driver.pipe("in", key=b"a", value=b"1")
+    with pytest.raises(ProcessingFailed, match=r"node 'process-2'.*the file is gone"):
+        driver.restore()
+    driver.pipe("in", key=b"b", value=b"2")
+    assert sorted(driver.store("rows").items()) == [("a", 1), ("b", 2)]
+    driver.crash()
+
+
 def test_a_new_driver_does_not_continue_from_the_state_on_disk_of_another(tmp_path: Path) -> None:
     """Its changelog is empty, so it deletes state that is ahead of it, and processes its first records."""
     state = state_in(tmp_path)
