@@ -362,7 +362,8 @@ class StreamWorker(RebalanceListener):
             )
             for partition in revoked & self._owned.keys():
                 owned = self._owned.pop(partition)
-                # The task is being restored, perhaps because its commit has just failed.
+                # The task is being restored, perhaps because its commit has just failed. Or it is restored and was not
+                # collected yet.
                 if owned.task is None:
                     await owned.close()
                 else:
