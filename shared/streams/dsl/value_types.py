@@ -32,6 +32,8 @@ def without_deserializer(value: Any) -> Any:
     >>> without_deserializer(struct_deserializer(list[int])), without_deserializer(bytes_deserializer)
     (list[int], <class 'bytes'>)
     """
+    if value is json_deserializer:
+        return dict
     if value is bytes_deserializer:
         return bytes
     # Of JSON, `struct_deserializer(dict)` takes only objects, and `struct_deserializer(bytes)` reads base64.

@@ -77,7 +77,7 @@ class BatchDecoder:
         self._chain = chain
         self._decode = _value_decoder(source)
         # JSON deserializers return None for a record without a value. Any other deserializer decides itself.
-        self._has_none = source.value is json_deserializer or source.value_type is not None
+        self._has_none = source.value_type is not None
         self._fields = None if chain is not None or store.columns.objects else _json_fields_for_kernel(source, store)
 
     def of(self, columns: Columns) -> DecodedBatch | None:
@@ -213,13 +213,9 @@ class BatchDecoder:
 
 def _json_fields_for_kernel(source: SourceNode, store: WindowStore) -> JsonFields | None:
     """Return the fields that a kernel can read from the source's values; None if msgspec is needed."""
-    if source.value is json_deserializer:
-        value_type: Any = dict
-    elif source.value_type is not None and source.is_json:
-        value_type = source.value_type
-    else:
+    if source.value_type is None or not source.is_json:
         return None
-    return JsonFields.of(value_type, [number.field for number in store.columns.numbers])
+    return JsonFields.of(source.value_type, [number.field for number in store.columns.numbers])
 
 
 def _value_decoder(source: SourceNode) -> Callable[[Any], Any]:

@@ -199,7 +199,8 @@ def test_value_types(value: Any, data: bytes | None, expected: bytes | None) -> 
 def test_a_deserializers_values_are_taken_for_dicts() -> None:
     """With a user's deserializer, fields are read by key and numbers are float64."""
     builder = StreamsBuilder()
-    windows = builder.stream("in", value=json_deserializer).group_by_key().session_window(10)
+    stream = builder.stream("in", value=lambda topic, data: msgspec.json.decode(data))
+    windows = stream.group_by_key().session_window(10)
     windows.aggregate("s", sum=Sum("ms")).on_update().to("out", encode=encode_json)
     driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("in", key=b"k", value=b'{"ms":4}')
@@ -306,7 +307,7 @@ def test_the_schema_names_what_stands_before_the_window(build: Any, upstream: tu
 
 def test_the_schema_marks_fields_that_json_lacks() -> None:
     """Fields behind a user's deserializer are unknown, and results with another encoding name no results topic."""
-    for value, verbatim in ((dict, True), (Click, True), (lambda topic, data: {}, False)):
+    for value, verbatim in ((dict, True), (json_deserializer, True), (Click, True), (lambda topic, data: {}, False)):
         builder = StreamsBuilder()
         windows = builder.stream("in", value=value).group_by_key().session_window(30)
         windows.aggregate("s", ms=Mean("ms")).on_close().to("out", encode=lambda record: (None, None))
