@@ -334,17 +334,28 @@ class PersistentAggregateStore(PersistentWindowStore, AggregateRows):
         return self._codec.own_key(key)
 
 
-class PersistentJoinStore(PersistentStore[JoinStore]):
-    """The records of a join, on disk; used as `JoinStore`."""
+RowCacheT = TypeVar("RowCacheT", bound=JoinStore | KeyValueStore)
+
+
+class PersistentRowStore(PersistentStore[RowCacheT]):
+    """The common part of the stores of rows, on disk; used as `RowStore`."""
 
     @property
     def check(self) -> Check:
-        """As in `JoinStore`."""
+        """As in `RowStore`."""
         return self._cache.check
 
     @check.setter
     def check(self, check: Check) -> None:
         self._cache.check = check
+
+    def changes(self) -> RowChanges:
+        """Return all changes since the last `committed()`."""
+        return self._cache.changes()
+
+
+class PersistentJoinStore(PersistentRowStore[JoinStore]):
+    """The records of a join, on disk; used as `JoinStore`."""
 
     def fetch(self, key: Any, start: int) -> JoinRow | None:
         """Return the key's row that starts there, or None."""
@@ -371,25 +382,12 @@ class PersistentJoinStore(PersistentStore[JoinStore]):
         self._fetch_due(limit)
         return self._cache.take_before(limit)
 
-    def changes(self) -> RowChanges:
-        """Return all changes since the last `committed()`."""
-        return self._cache.changes()
-
     def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> StateStoreRow:
         return JoinRow(key, start, end, states, persisted=True)
 
 
-class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
+class PersistentKeyValueStore(PersistentRowStore[KeyValueStore]):
     """A table's rows on disk; used as `KeyValueStore`."""
-
-    @property
-    def check(self) -> Check:
-        """As in `KeyValueStore`."""
-        return self._cache.check
-
-    @check.setter
-    def check(self, check: Check) -> None:
-        self._cache.check = check
 
     def get(self, key: Any) -> Any:
         """Return the row's value, or None."""
@@ -415,10 +413,6 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Yield all keys and values as they are now."""
         return ((row.key, user_copy(row.states[0])) for row in self.rows())
-
-    def changes(self) -> RowChanges:
-        """Return all changes since the last `committed()`."""
-        return self._cache.changes()
 
     def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> StateStoreRow:
         return TableRow(key, states[0], persisted=True)

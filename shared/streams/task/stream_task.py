@@ -58,12 +58,8 @@ from penstock.shared.streams.punctuation import (
 )
 from penstock.shared.streams.record import ProcessorRecordContext, Record
 from penstock.shared.streams.state.checkpoint import CommitPosition
-from penstock.shared.streams.state.join_store import JoinStore
-from penstock.shared.streams.state.key_value_store import KeyValueStore
-from penstock.shared.streams.state.persistent_stores import (
-    PersistentJoinStore,
-    PersistentKeyValueStore,
-)
+from penstock.shared.streams.state.persistent_stores import PersistentRowStore
+from penstock.shared.streams.state.row_store import RowStore
 from penstock.shared.streams.task.callbacks import in_callback
 from penstock.shared.streams.task.fetch_ahead import FetchAhead
 from penstock.shared.streams.task.metrics import StreamTaskMetrics
@@ -84,7 +80,7 @@ from penstock.shared.streams.windows.size_limits import check_row, default_key_b
 if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
 
-ROW_STORES = (KeyValueStore, JoinStore, PersistentKeyValueStore, PersistentJoinStore)
+ROW_STORES = (RowStore, PersistentRowStore)
 """The stores of rows; each row is measured before a store takes it."""
 
 RECORD_BYTES_MAX = 1024 * 1024
