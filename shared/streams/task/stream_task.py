@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
 
 ROW_STORES = (RowStore, PersistentRowStore)
-"""The stores of rows; each row is measured before a store takes it."""
+"""The stores of rows; `check_row` checks each row before a store takes it."""
 
 RECORD_BYTES_MAX = 1024 * 1024
 """The producer's default of `max_request_size`."""
