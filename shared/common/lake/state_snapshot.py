@@ -2,8 +2,8 @@
 
 `<lake>/<application>/state` has two kinds of rows: changes of live rows, and the progress of each changelog
 partition (its covered offset), which compactions append. Among the rows with the same (partition, store, key,
-start), the one with the highest changelog offset is valid. If that row is a tombstone, the window is no longer live. To
-read a consistent snapshot, read the covered offsets first, then the windows at exactly that version.
+start), the one with the highest changelog offset is valid. If that row is a tombstone, there is no live row. To
+read a consistent snapshot, read the covered offsets first, then the live rows at exactly that version.
 
 Everything here blocks: call it with `asyncio.to_thread`.
 """
