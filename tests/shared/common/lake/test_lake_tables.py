@@ -343,7 +343,7 @@ def test_open_windows_after_a_position(tmp_path: Path) -> None:
     assert seen == [b"a", b"\xff", b"b", b"c"]
 
 
-def test_closed_windows_that_a_snapshot_still_has_are_not_live(tmp_path: Path) -> None:
+def test_closed_windows_that_a_snapshot_still_has_are_not_open(tmp_path: Path) -> None:
     """In each partition, windows that end before its time are left out; the limit counts the others."""
     rows = [
         live(partition, "s", key, end - 5, end, end, {"n_n": 1})
