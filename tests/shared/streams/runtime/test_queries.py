@@ -80,8 +80,8 @@ def rows(driver: TopologyTestDriver, **wanted: Any) -> list[tuple[str, int, int,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_live_windows(kind: str) -> None:
-    """Without bounds a response has every live window with its results by name, and the position that it reflects."""
+def test_all_open_windows(kind: str) -> None:
+    """Without bounds a response has every open window with its results by name, and the position that it reflects."""
     driver = driver_of(kind)
     response = read_store({0: driver.task}, "s", StoreQuery())
     assert (response.kind, response.position, len(response.rows)) == (kind, {0: {"in": 4}}, 4)
