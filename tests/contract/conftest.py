@@ -64,7 +64,7 @@ class Wire:
         return await self._reader.readexactly(size)
 
     async def request(self, api: Api, version: int | None = None, **body: Any) -> Message:
-        """Return the decoded answer, by default in the newest version."""
+        """Return the decoded response, by default in the newest version."""
         version = SUPPORTED_APIS[api].max_version if version is None else version
         for _ in range(200):
             _, response, _ = decode_response(

@@ -136,7 +136,7 @@ async def test_the_future_is_limited(wire: Wire, name: str) -> None:
 
 
 async def test_the_broker_can_set_the_time(wire: Wire, name: str) -> None:
-    """With LogAppendTime, answer and log have the broker's time."""
+    """With LogAppendTime, response and log have the broker's time."""
     await created(wire, name, message_timestamp_type="LogAppendTime")
     log = Log(wire, name)
     row = await log.produce(batch(b"a", b"b", at_ms=5))

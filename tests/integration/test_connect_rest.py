@@ -179,7 +179,7 @@ class Replay:
             self.differences.append(f"{what}: location {location!r}, not {line.get('location')!r}")
 
 
-async def test_recorded_requests_get_the_recorded_answers(kafka: Broker, tmp_path: Path) -> None:
+async def test_recorded_requests_get_the_recorded_responses(kafka: Broker, tmp_path: Path) -> None:
     """All 111 requests get Kafka Connect's statuses and bodies, except for members that may differ."""
     (tmp_path / "in.txt").write_text("alpha\nbeta\ngamma\n")
     (tmp_path / "out.txt").touch()

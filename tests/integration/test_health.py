@@ -31,7 +31,7 @@ async def health(http: httpx.AsyncClient, service: Service) -> tuple[int, dict[s
 
 
 async def until(http: httpx.AsyncClient, service: Service, status: int) -> dict[str, Any]:
-    """The checks of the first answer with that status."""
+    """The checks of the first response with that status."""
     async with asyncio.timeout(WAIT_S):
         while (got := await health(http, service))[0] != status:  # noqa: ASYNC110 - another process is polled
             await asyncio.sleep(0.1)

@@ -255,7 +255,7 @@ async def test_all_pages_and_buttons(kafka: Broker, topic_name: str, tmp_path: P
 
 
 async def test_the_token_is_required_and_never_shown(kafka: Broker, tmp_path: Path) -> None:
-    """The page requires the token, and neither the page nor any answer contains it."""
+    """The page requires the token, and neither the page nor any response contains it."""
     token = "a-token-of-enough-length"
     others = OtherServices()
     async with gateway(kafka.bootstrap_servers, others, auth_token=token) as url:

@@ -253,7 +253,7 @@ async def address(process: asyncio.subprocess.Process) -> str:
 
 
 async def load_until_gone(process: asyncio.subprocess.Process, url: str, topic: str) -> tuple[set[int], dict[int, int]]:
-    """Post from several clients until the service has stopped; SIGTERM is sent after twenty answers."""
+    """Post from several clients until the service has stopped; SIGTERM is sent after twenty responses."""
     acknowledged: set[int] = set()
     statuses: dict[int, int] = {}
     responses = 0

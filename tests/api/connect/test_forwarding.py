@@ -61,7 +61,7 @@ async def put(app: FastAPI, path: str) -> httpx.Response:
         return await client.put(path, content=b"{}")
 
 
-async def test_the_other_workers_answer_is_returned() -> None:
+async def test_the_other_workers_response_is_returned() -> None:
     """The response has the other worker's status, body and location; the request keeps its raw
     path and query and is marked as forwarded.
     """

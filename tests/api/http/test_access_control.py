@@ -82,8 +82,8 @@ async def test_a_local_service_answers_to_local_names_only(host: str, status: in
     assert (await get("/v1/topics", {"Host": host}, local_hosts_only=True)).status_code == status
 
 
-async def test_every_answer_has_security_headers() -> None:
-    """Every answer has security headers, also errors."""
+async def test_every_response_has_security_headers() -> None:
+    """Every response has security headers, also errors."""
     for path in ("/v1/topics", "/nowhere"):
         response = await get(path)
         assert response.headers["x-content-type-options"] == "nosniff"

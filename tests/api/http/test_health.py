@@ -88,7 +88,7 @@ class Client:
         self.requests += 1
 
 
-def test_silence_beyond_the_limit_is_unhealthy_until_an_answer_comes() -> None:
+def test_silence_beyond_the_limit_is_unhealthy_until_a_response_comes() -> None:
     """Silence beyond the limit is unhealthy with its duration and the setting, until the next response."""
     client = Client()
     liveness = KafkaLiveness(lambda: client, LIMIT_MS)
@@ -136,7 +136,7 @@ def test_the_newest_client_counts() -> None:
     assert not liveness().ok
 
 
-async def test_a_probe_fails_until_the_first_answer() -> None:
+async def test_a_probe_fails_until_the_first_response() -> None:
     """A probe fails until its first successful response."""
 
     async def request() -> None:

@@ -78,7 +78,7 @@ WITHOUT_REQUEST_BODY = ("/pause", "/resume", "/stop", "/reset")
 
 
 def test_every_operation_has_complete_schemas(app: FastAPI) -> None:
-    """Each parameter, body, answer and error has a schema from which an example can be built,
+    """Each parameter, body, response and error has a schema from which an example can be built,
     also of forwarded services.
     """
     document = app.openapi()
@@ -125,7 +125,7 @@ def test_totals_of_the_overview_are_integers(app: FastAPI) -> None:
             assert types == ["integer", "null"], (name, field)
 
 
-async def test_answers_match_their_schemas(app: FastAPI) -> None:
+async def test_responses_match_their_schemas(app: FastAPI) -> None:
     """No response has an undescribed member or a value of another type."""
     document, requests = closed(app.openapi()), 0
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:

@@ -32,7 +32,7 @@ async def send_request(error: Exception, path: str = "/fails", method: str = "GE
 
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=lambda c: c.__name__)
-def test_every_error_has_an_answer(leaf: type[errors.PenstockError]) -> None:
+def test_every_error_has_a_response(leaf: type[errors.PenstockError]) -> None:
     """Every PenstockError has an error status, and a retriable one has Retry-After."""
     kind = kind_of(leaf("why"))
     assert kind.status >= 400

@@ -30,7 +30,7 @@ async def send_request(method: str, path: str, **options: Any) -> httpx.Response
         return await client.request(method, path, **options)
 
 
-async def test_requests_and_answers_are_forwarded() -> None:
+async def test_requests_and_responses_are_forwarded() -> None:
     """The request keeps method, raw path, query, body and type, and the response status, type, body and location."""
     response = await send_request("PUT", "/connectors/a%20b/config?x=1", json={"a": 1})
     assert (response.status_code, response.headers["content-type"]) == (201, "text/plain")

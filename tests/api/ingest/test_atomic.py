@@ -129,7 +129,7 @@ class FailingTransactor(Transactor):
     ("error", "status", "outcome"),
     [
         (errors.TransactionAborted("fenced"), 503, "not_stored"),
-        (errors.KafkaTimeout("no answer to the commit"), 504, "unknown"),
+        (errors.KafkaTimeout("no response to the commit"), 504, "unknown"),
         (errors.SendCancelled("cancelled"), 500, "unknown"),
     ],
 )

@@ -371,7 +371,9 @@ TEXT = {"Content-Type": "text/plain"}
 @pytest.mark.parametrize("query", ["", "?offsets=true", "?atomic=true", "?ack=none", "?offsets=maybe", "?ack=x"])
 @pytest.mark.parametrize("topic", ["t", "none", "a%20b", "app-changelog"])
 @pytest.mark.parametrize(("content", "headers"), [(b"1\noops\n", NDJSON), (b"oops", NDJSON), (b"1", TEXT)])
-async def test_both_paths_have_the_same_answer(query: str, topic: str, content: bytes, headers: dict[str, str]) -> None:
+async def test_both_paths_have_the_same_response(
+    query: str, topic: str, content: bytes, headers: dict[str, str]
+) -> None:
     """Both paths return the same status, headers and body, for accepted and rejected requests."""
     responses: list[Any] = []
     for fast_path in (True, False):

@@ -57,7 +57,7 @@ async def test_rejections_are_counted_without_unknown_topic_names(producer: Any)
 
 
 async def test_an_outage_is_counted(producer: Any) -> None:
-    """The metrics have the 503 answers while Kafka is unreachable."""
+    """The metrics have the 503 responses while Kafka is unreachable."""
     service = Service(producer)
     assert (await service.post(b"1\n")).status_code == 200
 

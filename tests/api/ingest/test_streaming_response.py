@@ -1,4 +1,4 @@
-"""Answers that are streamed while the body arrives."""
+"""Responses that are streamed while the body arrives."""
 
 from __future__ import annotations
 

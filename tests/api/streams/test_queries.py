@@ -100,8 +100,8 @@ class Instances:
         return ""
 
 
-async def test_answers_cover_all_instances_unless_local() -> None:
-    """Answers cover all instances and list missing partitions; `local=true` covers this instance only."""
+async def test_responses_cover_all_instances_unless_local() -> None:
+    """Responses cover all instances and list missing partitions; `local=true` covers this instance only."""
     app = create_app(streams=streams_router(View(), instances=Instances()))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
 

@@ -276,7 +276,7 @@ async def test_exactly_once_writes_each_record_once(url: str, db: Any) -> None:
         assert await rows_of(db, "SELECT count(*)::int FROM t") == [(101,)]
 
 
-async def test_a_commit_without_an_answer_is_not_of_another_task(
+async def test_a_commit_without_a_response_is_not_of_another_task(
     url: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the connection breaks after Postgres has committed, the retry skips the rows of this transaction."""

@@ -22,12 +22,12 @@ class Registry(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         Registry.schema = json.loads(body)["schema"]
-        self._answer({"id": 7})
+        self._respond({"id": 7})
 
     def do_GET(self) -> None:
-        self._answer({"schema": self.schema})
+        self._respond({"schema": self.schema})
 
-    def _answer(self, body: object) -> None:
+    def _respond(self, body: object) -> None:
         self.send_response(200)
         self.end_headers()
         self.wfile.write(json.dumps(body).encode())

@@ -101,14 +101,14 @@ def order(position: RowPosition) -> tuple[int, RowOrder]:
 Hook = Callable[[httpx.Request], Awaitable[httpx.Response | None]]
 
 
-async def no_answer(request: httpx.Request) -> httpx.Response | None:
+async def no_response(request: httpx.Request) -> httpx.Response | None:
     return None
 
 
 class Net(httpx.AsyncBaseTransport):
     """Passes requests to the instances by their address. `hook` may respond instead of them."""
 
-    def __init__(self, hook: Hook = no_answer, **instances: Any) -> None:
+    def __init__(self, hook: Hook = no_response, **instances: Any) -> None:
         self._apps = {name: httpx.ASGITransport(app) for name, app in instances.items()}
         self._hook = hook
         self.requests: list[httpx.Request] = []
@@ -209,7 +209,7 @@ async def test_requests_to_other_instances_are_local_and_carry_the_token() -> No
         ("500", "answers 500: it broke"),
     ],
 )
-async def test_an_instance_without_a_valid_answer_is_missing(fault: str, reason: str) -> None:
+async def test_an_instance_without_a_valid_response_is_missing(fault: str, reason: str) -> None:
     """Reading rows is a 503 with Retry-After and the reason, unless a partial result is
     accepted; other results list the missing partitions.
     """

@@ -1,4 +1,4 @@
-"""The answers of real aggregators about their tasks match the OpenAPI document."""
+"""The responses of real aggregators about their tasks match the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def wait_until_shared(aggregator: Aggregator) -> None:
             await asyncio.sleep(0)
 
 
-async def test_answers_of_two_instances_match_their_schemas() -> None:
+async def test_responses_of_two_instances_match_their_schemas() -> None:
     """No response about running tasks, standbys, instances and stores has a member that its schema lacks."""
     requests = 0
     async with FakeCluster() as cluster:
@@ -92,7 +92,7 @@ async def test_answers_of_two_instances_match_their_schemas() -> None:
     assert requests == 14
 
 
-async def test_the_answer_during_a_restore_matches_its_schema() -> None:
+async def test_the_response_during_a_restore_matches_its_schema() -> None:
     """No response about a task that is being restored has a member that its schema lacks."""
     aggregator = Aggregator(AggregatorSettings.load([TOPOLOGY], environ={}))
     changelog = ChangelogPartition(KafkaSettings(), StreamsSettings(), 0, "here", SYSTEM_CLOCK)

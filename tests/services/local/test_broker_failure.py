@@ -135,8 +135,8 @@ async def server(reply: bytes | None, received: list[bytes]) -> AsyncIterator[in
         (b"", False),
     ],
 )
-async def test_only_an_answer_without_error_counts(reply: bytes, expected: bool) -> None:
-    """Another correlation id, an error code, another protocol, and an incomplete answer are no valid response."""
+async def test_only_a_response_without_error_counts(reply: bytes, expected: bool) -> None:
+    """Another correlation id, an error code, another protocol, and an incomplete response are no valid response."""
     received: list[bytes] = []
     async with server(reply, received) as port:
         assert await broker_answers("127.0.0.1", port, LIMIT_MS) is expected

@@ -40,7 +40,7 @@ def test_a_position_round_trips(position: Any) -> None:
     assert pages.decode(text) == position
 
 
-def test_none_is_the_first_page_and_the_last_answer() -> None:
+def test_none_is_the_first_page_and_the_last_response() -> None:
     """None is the continuation of the first page and of the last response."""
     assert (PAGES.encode(None), PAGES.decode(None)) == (None, None)
 

@@ -74,7 +74,7 @@ async def test_an_advertised_leader_is_used_until_the_next_metadata() -> None:
     assert connection.leader(tp) == 1
 
 
-async def test_silence_is_the_time_since_the_last_answer_of_any_socket() -> None:
+async def test_silence_is_the_time_since_the_last_response_of_any_socket() -> None:
     """The time since the last response is None before the client is open. Afterwards it counts from the newest
     response, even if its socket is closed."""
     connection = Connection(KafkaSettings())

@@ -83,7 +83,7 @@ FAULTS = {
     "closed": Close(),
     "closed afterwards": Close(handled=True),
     "lost": Drop(),
-    "answer lost": Drop(handled=True),
+    "response lost": Drop(handled=True),
 }
 
 

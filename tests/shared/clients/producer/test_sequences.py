@@ -183,7 +183,7 @@ def test_one_bump_for_all_in_trouble() -> None:
     assert sequences.assign(A, 1) == sequences.assign(B, 1) == ProducerState(7, 1, 0)
 
 
-def test_an_answer_of_the_old_epoch_does_not_disturb_the_new() -> None:
+def test_a_response_of_the_old_epoch_does_not_disturb_the_new() -> None:
     """A batch of the old epoch that is acknowledged late leaves the new numbers alone."""
     sequences = ledger()
     old = sequences.assign(A, 5)
@@ -413,7 +413,7 @@ def test_partitions_in_trouble_at_once_share_a_bump() -> None:
     assert core.ledger.epoch == 1
 
 
-def test_answers_out_of_order() -> None:
+def test_responses_out_of_order() -> None:
     """If the second of two batches fails first, its retry waits until the first batch has completed."""
     core = warm()
     one, two = flying(core, 2)
@@ -426,7 +426,7 @@ def test_answers_out_of_order() -> None:
         core.respond(batch, offset=number)
 
 
-def test_answers_out_of_order_where_the_second_succeeds() -> None:
+def test_responses_out_of_order_where_the_second_succeeds() -> None:
     """The first batch is retried unchanged and is acknowledged without affecting the sequence numbers."""
     core = warm()
     one, two = flying(core, 2)

@@ -73,12 +73,12 @@ async def test_retriable_failures_are_retried() -> None:
 
 async def test_retries_are_counted_from_the_last_posted_record() -> None:
     """A server that often limits the rate fails no task: the retries count only since the last posted record."""
-    answers = 0
+    responses = 0
 
     def respond(_request: Request) -> Response:
-        nonlocal answers
-        answers += 1
-        return (429, {}, b"later") if answers % 3 == 0 else OK
+        nonlocal responses
+        responses += 1
+        return (429, {}, b"later") if responses % 3 == 0 else OK
 
     async with serving(respond) as server:
         task = HttpSinkTask()
@@ -185,7 +185,7 @@ async def test_an_address_is_polled_page_by_page() -> None:
 
 
 async def test_an_inclusive_offset_writes_each_record_once() -> None:
-    """If answers include records at the requested offset, records written before are skipped and new ones are not.
+    """If responses include records at the requested offset, records written before are skipped and new ones are not.
 
     Equal records of one response are each written. If the offset does not change, the next
     request waits for the interval.
@@ -278,7 +278,7 @@ def test_a_request_ends_after_its_timeout() -> None:
     assert virtual_time.run(read_and_post()) == [1, 1]
 
 
-async def test_an_unchanged_answer_is_not_written_again() -> None:
+async def test_an_unchanged_response_is_not_written_again() -> None:
     """The next request contains the ETag, and a 304 writes no records."""
 
     def respond(request: Request) -> Response:

@@ -29,7 +29,7 @@ class SchemaRegistry:
     schemas: dict[int, dict[str, Any]] = field(default_factory=dict)
     subjects: dict[str, list[int]] = field(default_factory=dict)
     failing: list[Response] = field(default_factory=list)
-    """Answers that it returns first, before it answers normally."""
+    """Responses that it returns first, before it answers normally."""
 
     @property
     def url(self) -> str:
@@ -51,12 +51,12 @@ class SchemaRegistry:
             return self.failing.pop(0)
         wanted = "Basic " + base64.b64encode(self.user.encode()).decode()
         if self.user and request.headers.get("authorization") != wanted:
-            return _answer(401, {"error_code": 401, "message": "Unauthorized"})
+            return _response(401, {"error_code": 401, "message": "Unauthorized"})
         path, _, _query = request.path.partition("?")
         match (request.method, *map(unquote, path.strip("/").split("/"))):
             case ("GET", "schemas", "ids", id):
                 found = self.schemas.get(int(id))
-                return _answer(200, _shown(found)) if found else _error(404, 40403, "Schema not found")
+                return _response(200, _shown(found)) if found else _error(404, 40403, "Schema not found")
             case ("POST", "subjects", subject, "versions"):
                 return self._register(subject, json.loads(request.body))
             case ("POST", "subjects", subject):
@@ -74,7 +74,7 @@ class SchemaRegistry:
         versions = self.subjects.setdefault(subject, [])
         if id not in versions:
             versions.append(id)
-        return _answer(200, {"id": id})
+        return _response(200, {"id": id})
 
     def _is_avro(self, new: dict[str, Any]) -> bool:
         named: dict[str, Any] = {}
@@ -93,7 +93,7 @@ class SchemaRegistry:
         new = {"schemaType": "AVRO", "references": [], **body}
         for id in self.subjects[subject]:
             if self.schemas[id] == new:
-                return _answer(200, {"subject": subject, "id": id, **_shown(new)})
+                return _response(200, {"subject": subject, "id": id, **_shown(new)})
         return _error(404, 40403, "Schema not found")
 
     def _version(self, subject: str, version: str) -> Response:
@@ -104,7 +104,7 @@ class SchemaRegistry:
         if not 0 < number <= len(ids):
             return _error(404, 40402, f"Version {version} not found.")
         id = ids[number - 1]
-        return _answer(200, {"subject": subject, "version": number, "id": id, **_shown(self.schemas[id])})
+        return _response(200, {"subject": subject, "version": number, "id": id, **_shown(self.schemas[id])})
 
 
 def _shown(schema: dict[str, Any]) -> dict[str, Any]:
@@ -115,10 +115,10 @@ def _shown(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _error(status: int, code: int, message: str) -> Response:
-    return _answer(status, {"error_code": code, "message": message})
+    return _response(status, {"error_code": code, "message": message})
 
 
-def _answer(status: int, body: Any) -> Response:
+def _response(status: int, body: Any) -> Response:
     return status, {"Content-Type": TYPE}, json.dumps(body).encode()
 
 

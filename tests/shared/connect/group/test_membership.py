@@ -239,7 +239,7 @@ def test_work_is_lost_only_with_the_session() -> None:
     assert not worker.has_lost_work(SESSION_MS)
 
 
-def test_heartbeat_answers_of_an_earlier_generation_are_ignored() -> None:
+def test_heartbeat_responses_of_an_earlier_generation_are_ignored() -> None:
     """A heartbeat's response for an earlier generation is ignored."""
     worker = settled()
     worker.on_heartbeat((99, "me"), ErrorCode.UNKNOWN_MEMBER_ID, 0)

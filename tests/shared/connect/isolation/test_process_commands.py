@@ -127,7 +127,7 @@ async def test_metrics_and_topics_are_sent_together() -> None:
             assert (task, values["sink_record_read_total"]) == (0, 0)
 
 
-async def test_an_error_is_the_answer() -> None:
+async def test_an_error_is_the_response() -> None:
     """An error of the connector's code or of a value without JSON is the command's response."""
 
     class Odd(AwkwardSource):

@@ -154,8 +154,8 @@ def test_an_isolation_that_the_worker_lacks_is_an_error(
     assert all(error in error_text for error_text in errors if error)
 
 
-def test_no_answer_contains_a_secret(plugins: Plugins) -> None:
-    """Validation answers contain no secret as a value or in an error."""
+def test_no_response_contains_a_secret(plugins: Plugins) -> None:
+    """Validation responses contain no secret as a value or in an error."""
     props = {
         "connector.class": f"{HttpSinkConnector.__module__}.HttpSinkConnector",
         "name": "x",

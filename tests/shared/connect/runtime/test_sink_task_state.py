@@ -56,7 +56,7 @@ def test_expired_commits_back_off_until_one_is_answered() -> None:
     assert task.commit_is_due(now_ms - 8_900)
 
 
-def test_only_the_newest_commits_answer_counts() -> None:
+def test_only_the_newest_commits_response_counts() -> None:
     """A response of an older commit is ignored."""
     task = state()
     task.received({A: 5})
@@ -287,7 +287,7 @@ def test_a_success_after_failures_brings_the_interval_back() -> None:
     assert task.next_commit_in_ms(2_330) == 980
 
 
-def test_an_answer_ignores_closed_partitions() -> None:
+def test_a_response_ignores_closed_partitions() -> None:
     """A commit's response ignores partitions that were closed meanwhile."""
     task = state(A, B)
     task.received({A: 5, B: 5})

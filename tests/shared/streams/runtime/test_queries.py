@@ -134,7 +134,7 @@ def test_a_sliding_window_that_was_closed_is_not_there() -> None:
     assert rows(driver) == [("k", 21, 31, 1)]
 
 
-def test_an_answer_is_bounded() -> None:
+def test_a_response_is_bounded() -> None:
     """A response has at most `rows_max` rows. If there are more, it has the position to continue from."""
     driver = driver_of("session")
     tasks = {0: driver.task, 1: driver.task}

@@ -78,7 +78,7 @@ def test_a_commit_without_an_offset_is_restored_from_the_log(state: LocalState) 
     assert state.checkpoint is None
 
 
-def test_an_answer_after_the_end_changes_nothing(state: LocalState) -> None:
+def test_a_response_after_the_end_changes_nothing(state: LocalState) -> None:
     """A commit that succeeds after the local state is closed leaves no checkpoint."""
     task = task_on(state)
     take(task, b"a", 5)

@@ -238,14 +238,14 @@ def state_of(nodes: int = 3, **configs: str) -> ClusterState:
 def send_request(
     state: ClusterState, api: Api, node: int = 1, version: int | None = None, now_ms: int = 0, **body: Any
 ) -> Any:
-    """A node's response; request and answer are encoded and decoded."""
+    """A node's response; request and response are encoded and decoded."""
     supported = SUPPORTED_APIS[api]
     version = supported.max_version if version is None else version
     body_read, _ = supported.request.decode(supported.request.encode(Message(**body), version), version)
-    answer = HANDLERS[api](state, Request(api, version, node, "client", "/host", body_read, now_ms))
-    if isinstance(answer, Message):
-        return supported.response.decode(supported.response.encode(answer, version), version)[0]
-    return answer
+    response = HANDLERS[api](state, Request(api, version, node, "client", "/host", body_read, now_ms))
+    if isinstance(response, Message):
+        return supported.response.decode(supported.response.encode(response, version), version)[0]
+    return response
 
 
 def produce(state: ClusterState, node: int, data: bytes, acks: int = -1, **more: Any) -> Any:
@@ -274,11 +274,11 @@ def test_only_the_leader_serves() -> None:
     """Another node answers that it is not the leader, in newer versions of Produce with the leader's address."""
     state = state_of()
     state.create_topic("t", 1, 3, {})
-    answer = produce(state, 2, built(b"v"))
-    row = answer.topics[0].partitions[0]
+    response = produce(state, 2, built(b"v"))
+    row = response.topics[0].partitions[0]
     assert row.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert (row.current_leader.leader_id, row.current_leader.leader_epoch) == (1, 0)
-    assert [(one.node_id, one.host, one.port) for one in answer.node_endpoints] == [(1, "host", 9_001)]
+    assert [(one.node_id, one.host, one.port) for one in response.node_endpoints] == [(1, "host", 9_001)]
     fetched = fetch(state, 3).topics[0].partitions[0]
     assert fetched.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
@@ -340,10 +340,10 @@ def test_metadata_lists_running_nodes() -> None:
     state = state_of(2)
     state.create_topic("t", 2, 1, {})
     state.node_stopped(1)
-    answer = send_request(state, Api.METADATA, 2, topics=None)
-    assert [(one.node_id, one.port) for one in answer.brokers] == [(2, 9_002)]
-    assert answer.controller_id == 2
-    rows = {one.partition: (one.error_code, one.leader_id) for one in answer.topics[0].partitions}
+    response = send_request(state, Api.METADATA, 2, topics=None)
+    assert [(one.node_id, one.port) for one in response.brokers] == [(2, 9_002)]
+    assert response.controller_id == 2
+    rows = {one.partition: (one.error_code, one.leader_id) for one in response.topics[0].partitions}
     assert rows == {0: (ErrorCode.LEADER_NOT_AVAILABLE, -1), 1: (ErrorCode.NONE, 2)}
 
 
@@ -351,10 +351,10 @@ def test_topics_are_created_automatically() -> None:
     """With `auto.create.topics.enable` a metadata request creates a topic, unless the client disallows it."""
     state = state_of(auto_create_topics_enable="true", num_partitions="3")
     rows = [Message(name="t")]
-    answer = send_request(state, Api.METADATA, topics=rows, allow_auto_topic_creation=False)
-    assert answer.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    answer = send_request(state, Api.METADATA, topics=rows, allow_auto_topic_creation=True)
-    assert (answer.topics[0].error_code, len(answer.topics[0].partitions)) == (ErrorCode.NONE, 3)
+    response = send_request(state, Api.METADATA, topics=rows, allow_auto_topic_creation=False)
+    assert response.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    response = send_request(state, Api.METADATA, topics=rows, allow_auto_topic_creation=True)
+    assert (response.topics[0].error_code, len(response.topics[0].partitions)) == (ErrorCode.NONE, 3)
 
 
 def test_only_the_controller_creates_topics() -> None:
@@ -391,8 +391,8 @@ def test_only_the_coordinator_coordinates() -> None:
     assert (
         send_request(state, Api.OFFSET_FETCH, other, group_id="k", topics=None).error_code == ErrorCode.NOT_COORDINATOR
     )
-    answer = send_request(state, Api.INIT_PRODUCER_ID, other, transactional_id="k", transaction_timeout_ms=1)
-    assert answer.error_code == ErrorCode.NOT_COORDINATOR
+    response = send_request(state, Api.INIT_PRODUCER_ID, other, transactional_id="k", transaction_timeout_ms=1)
+    assert response.error_code == ErrorCode.NOT_COORDINATOR
     for api in (Api.DESCRIBE_GROUPS, Api.DELETE_GROUPS):
         assert send_request(state, api, other, groups=["k"]).groups[0].error_code == ErrorCode.NOT_COORDINATOR
     send_request(state, Api.OFFSET_COMMIT, found, **group)

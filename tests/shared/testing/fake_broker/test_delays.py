@@ -42,7 +42,7 @@ def test_a_timer_can_set_another_one() -> None:
     assert happened == [1]
 
 
-def test_an_answer_comes_once() -> None:
+def test_a_response_comes_once() -> None:
     """Only the first response counts, for callbacks added before and after it."""
     later, seen = DelayedResponse(), []
     later.then(seen.append)

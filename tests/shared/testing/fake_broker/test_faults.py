@@ -133,7 +133,7 @@ async def test_a_dropped_request_is_never_answered(cluster: FakeCluster, wire: W
         assert await other.produce() == {0: "NONE"}
 
 
-async def test_an_answer_can_be_lost(cluster: FakeCluster, wire: Wire) -> None:
+async def test_a_response_can_be_lost(cluster: FakeCluster, wire: Wire) -> None:
     """A request whose response is dropped has its effect."""
     cluster.control(Api.PRODUCE, Drop(handled=True), times=1)
     wire.send_records()
@@ -278,7 +278,7 @@ async def test_an_error_with_acks_zero_closes_the_connection(wire: Wire) -> None
     assert await wire.is_closed()
 
 
-async def test_an_answer_can_be_replaced(cluster: FakeCluster, wire: Wire) -> None:
+async def test_a_response_can_be_replaced(cluster: FakeCluster, wire: Wire) -> None:
     """A test's own body is sent as the response, with defaults."""
     cluster.control(Api.METADATA, Respond(Message(cluster_id="mine", controller_id=9)), times=1)
     response = await wire.request(Api.METADATA)
@@ -379,7 +379,7 @@ async def test_a_paused_node_answers_later(cluster: FakeCluster, wire: Wire) -> 
     assert cluster.end_offset("t") == 1
 
 
-async def test_a_pause_holds_answers_too(cluster: FakeCluster, wire: Wire) -> None:
+async def test_a_pause_holds_responses_too(cluster: FakeCluster, wire: Wire) -> None:
     """A response that was pending when the node was paused is sent once it is resumed."""
     gate = asyncio.Event()
 

@@ -95,7 +95,7 @@ def test_requests_are_decoded(struct: Any) -> None:
 
 
 @pytest.mark.parametrize("struct", [p for p in structs() if p.values[0] is not DescribeGroupsRequest_v3])
-def test_answers_are_decoded(struct: Any) -> None:
+def test_responses_are_decoded(struct: Any) -> None:
     """A response is decoded completely by the client library.
 
     (aiokafka would decode the response to DescribeGroups v3 with the table of v2.)
@@ -123,8 +123,8 @@ def test_frames_round_trip(supported: Any) -> None:
         )
         assert header.supported_api is supported
         assert supported.request.decode(frame, version, header.body_at)[1] == len(frame)
-        answer = encode_response(supported, version, 7, Message())
-        assert decode_response(supported, version, answer)[0::2] == (7, len(answer))
+        response = encode_response(supported, version, 7, Message())
+        assert decode_response(supported, version, response)[0::2] == (7, len(response))
 
 
 def test_headers_of_unsupported_versions() -> None:
