@@ -3,8 +3,9 @@ closed."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
+from penstock.shared.streams.runtime.source_positions import AheadPartition, GroupAhead
 from penstock.shared.streams.runtime.stream_task_factory import CLEAN_INTERVAL_MS, StreamTaskFactory
 from penstock.shared.streams.runtime.stream_worker import (
+    StreamWorker,
     _advance_idle_tasks,
     _punctuate_wall_clock_of_all,
     pause_full_partitions,
@@ -73,14 +76,105 @@ def test_a_partition_is_held_while_the_group_meets() -> None:
     assert not tasks.holds(5)
 
 
-def test_a_task_that_is_restored_takes_no_records() -> None:
-    """A task that is being restored is not running."""
+def worker_of(*restores: Coroutine[Any, Any, StreamTask], **more: Any) -> StreamWorker:
+    """A worker without a broker; its partitions from 0 on are paused, and restored by these coroutines."""
+    builder = StreamsBuilder()
+    builder.stream("in").to("out")
+    worker = StreamWorker(KafkaSettings(), StreamsSettings(application_id="app"), builder.build(), **more)
+    consumer: Any = Fetching(*(TopicPartition("in", partition) for partition in range(len(restores))))
+    worker._consumer = consumer
+    for partition, restore in enumerate(restores):
+        consumer.pause(TopicPartition("in", partition))
+        worker._owned[partition] = owned = owned_of(partition)
+        owned.restoring = asyncio.create_task(restore)
+    return worker
+
+
+async def restored(partition: int) -> StreamTask:
+    """Restore a task whose next record is at offset 7, past a transaction marker that it has not committed."""
+    builder = StreamsBuilder()
+    builder.stream("in").to("out")
+    task = StreamTask(builder.build(), partition, application="app")
+    task.sources["in"] = 6
+    task.advance_position("in", 7)
+    return task
+
+
+async def ended(worker: StreamWorker, *partitions: int) -> None:
+    """Wait until the restores of these partitions have ended."""
+    restores = [worker.tasks()[partition].restoring for partition in partitions]
+    await asyncio.wait([one for one in restores if one is not None])
+
+
+def states(worker: StreamWorker) -> list[str]:
+    return [one["state"] for one in worker.describe()["tasks"]]
+
+
+async def test_a_restored_task_starts_when_the_worker_collects_it() -> None:
+    """Until then it is not running, even if its restore has ended. So it takes no records and commits nothing."""
+    punctuated: list[int] = []
+
+    def schedule(task: StreamTask) -> None:
+        task.schedule(1, PunctuationType.WALL_CLOCK_TIME, punctuated.append)
+
+    worker = worker_of(restored(0), on_task=schedule, clock=ManualClock())
+    consumer: Any = worker._consumer
+
+    def turn() -> int:
+        """Punctuate, and prepare a commit; return the number of prepared tasks."""
+        _punctuate_wall_clock_of_all(worker.tasks().values(), 1_000, 500, ManualClock())
+        commits = TaskCommits(StreamsSettings(), ManualClock(), CollectorRegistry())
+        return len(commits.prepare(list(worker.tasks().values())))
+
+    await ended(worker, 0)
+    assert (turn(), punctuated, states(worker)) == (0, [], ["restoring"])
+    assert (worker._tasks.running(), consumer.positions) == ({}, {})
+    await worker._collect_restored_tasks()
+    assert (list(worker._tasks.running()), consumer.paused()) == ([0], frozenset())
+    assert consumer.positions == {TopicPartition("in", 0): 7}
+    assert (turn(), punctuated, states(worker)) == (1, [1_000], ["running"])
+
+
+async def test_a_restored_task_that_cannot_start_ends_the_worker() -> None:
+    """An error of `on_task` is raised, and the task is not running."""
+
+    def fail(task: StreamTask) -> None:
+        raise ValueError(f"partition {task.partition}")
+
+    worker = worker_of(restored(0), on_task=fail)
+    await ended(worker, 0)
+    with pytest.raises(ValueError, match="partition 0"):
+        await worker._collect_restored_tasks()
+    assert worker._tasks.running() == {}
+
+
+async def test_partitions_with_offsets_ahead_are_reported_together() -> None:
+    """GroupAhead is raised once every restore has ended, and names the partitions of all of them."""
+    gate = asyncio.Event()
+
+    async def ahead(partition: int, *, waits: bool = False) -> StreamTask:
+        if waits:
+            await gate.wait()
+        raise GroupAhead("app", [AheadPartition(TopicPartition("in", partition), 5, None, True)])
+
+    worker = worker_of(ahead(0), ahead(1, waits=True), restored(2))
+    await ended(worker, 0, 2)
+    await worker._collect_restored_tasks()
+    assert list(worker._tasks.running()) == [2]
+    gate.set()
+    await ended(worker, 1)
+    with pytest.raises(GroupAhead) as raised:
+        await worker._collect_restored_tasks()
+    assert [one.at.partition for one in raised.value.ahead] == [0, 1]
+
+
+def test_a_task_that_was_begun_is_running() -> None:
+    """A task runs once it was begun. The text of the tasks has their partitions."""
     tasks = WorkerTasks()
     tasks.owned[0] = owned = owned_of(0)
     assert tasks.running() == {}
     begin(owned)
     assert tasks.running() == {0: owned.running}
-    assert [one["state"] for one in tasks.describe()] == ["running"]
     assert repr(tasks) == "WorkerTasks(owned [0], suspended [])"
 
 
@@ -219,6 +313,7 @@ class Fetching:
 
     def __init__(self, *partitions: TopicPartition) -> None:
         self._assigned, self._paused = frozenset(partitions), set[TopicPartition]()
+        self.positions: dict[TopicPartition, int] = {}
 
     def assignment(self) -> frozenset[TopicPartition]:
         return self._assigned
@@ -230,8 +325,12 @@ class Fetching:
         assert at not in self._paused
         self._paused.add(at)
 
-    def resume(self, at: TopicPartition) -> None:
-        self._paused.remove(at)
+    def resume(self, *at: TopicPartition) -> None:
+        for one in at:
+            self._paused.remove(one)
+
+    def seek(self, at: TopicPartition, offset: int) -> None:
+        self.positions[at] = offset
 
     def is_at_end(self, at: TopicPartition) -> bool:
         return True
