@@ -49,7 +49,7 @@ SHOWN_MAX = 40
 TimeParser = Callable[[str], int]
 
 # A longer CSV field is an error. The csv module counts characters, not bytes.
-FIELD_BYTES_MAX = 1_000_000
+FIELD_CHARACTERS_MAX = 1_000_000
 # The row with this number has the columns' names.
 HEADER = 0
 _UNREADABLE = (OSError, EOFError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
@@ -265,7 +265,7 @@ def read_rows(path: Path, limit: int | None = None) -> Iterator[CsvRow]:
     Blank lines are skipped. Raises ConfigError if the file cannot be read, with the file, the reason and, if a line
     caused it, the line.
     """
-    csv.field_size_limit(FIELD_BYTES_MAX)
+    csv.field_size_limit(FIELD_CHARACTERS_MAX)
     with _open_decompressed_csv(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
         reader = csv.reader(text)
         rows = (fields for fields in reader if fields)

@@ -29,7 +29,7 @@ REPOSITORY_VARIABLE = "PENSTOCK_MAVEN_REPOSITORY"
 # Every Maven has this id for Maven Central.
 CENTRAL = "central"
 # Only this much of a settings.xml is read. A real one is far smaller.
-_SETTINGS_BYTES_MAX = 1 << 20
+_SETTINGS_CHARACTERS_MAX = 1 << 20
 # Every Maven project inherits from this POM, which has Maven Central's address.
 _SUPER_POM = "org/apache/maven/model/pom-4.0.0.xml"
 _IVY_PROPERTIES = "org/apache/ivy/core/settings/repository.properties"
@@ -197,7 +197,7 @@ def _element_text(element: ElementTree.Element, name: str) -> str:
 def _read_settings_file(file: Path) -> str | None:
     try:
         with file.open(encoding="utf-8") as opened:
-            return opened.read(_SETTINGS_BYTES_MAX)
+            return opened.read(_SETTINGS_CHARACTERS_MAX)
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as e:
