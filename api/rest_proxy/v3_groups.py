@@ -181,7 +181,7 @@ def _add_group_routes(router: APIRouter, admin: AdminClient) -> None:
     async def get_consumer(
         cluster_id: of.ClusterId, group: of.Group, consumer: of.MemberId, request: Request
     ) -> Response:
-        member = _find_member(await _describe_group(admin, cluster_id, group), consumer)
+        member = _find_consumer(await _describe_group(admin, cluster_id, group), consumer)
         return json_response(_consumer_row(request, cluster_id, group, member))
 
     @router.get(
@@ -192,7 +192,7 @@ def _add_group_routes(router: APIRouter, admin: AdminClient) -> None:
     async def list_assignments(
         cluster_id: of.ClusterId, group: of.Group, consumer: of.MemberId, request: Request
     ) -> Response:
-        member = _find_member(await _describe_group(admin, cluster_id, group), consumer)
+        member = _find_consumer(await _describe_group(admin, cluster_id, group), consumer)
         rows = [_assignment_row(request, cluster_id, group, consumer, tp) for tp in sorted(member.assignment)]
         return rows_of(request, "KafkaConsumerAssignmentList", rows)
 
@@ -209,7 +209,7 @@ def _add_group_routes(router: APIRouter, admin: AdminClient) -> None:
         partition: of.Partition,
         request: Request,
     ) -> Response:
-        member = _find_member(await _describe_group(admin, cluster_id, group), consumer)
+        member = _find_consumer(await _describe_group(admin, cluster_id, group), consumer)
         tp = TopicPartition(topic, partition)
         if tp not in member.assignment:
             kind = ErrorKind(NOT_FOUND, "NOT_ASSIGNED", "No such assignment")
@@ -269,7 +269,7 @@ async def _describe_group_with_lag(
     return await _describe_group(admin, cluster_id, group), await admin.group_lag(group)
 
 
-def _find_member(description: GroupDescription, consumer: str) -> MemberDescription:
+def _find_consumer(description: GroupDescription, consumer: str) -> MemberDescription:
     for member in description.members:
         if member.member_id == consumer:
             return member

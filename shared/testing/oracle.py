@@ -128,11 +128,11 @@ def aggregation(name: str) -> Aggregation[Any]:
         case "max":
             return Max("value")
         case "list":
-            return Aggregate(str, lambda joined, v: _join_values(joined, str(v.value)), _join_values, str)
+            return Aggregate(str, lambda joined, v: _with_comma(joined, str(v.value)), _with_comma, str)
     raise ValueError(f"unknown aggregate {name!r}")
 
 
-def _join_values(a: str, b: str) -> str:
+def _with_comma(a: str, b: str) -> str:
     return f"{a},{b}" if a and b else a or b
 
 

@@ -26,7 +26,7 @@ from penstock.services.spark.topic_offsets import (
     offsets_at,
     topic_offsets,
 )
-from penstock.shared.clients.dead_letters.dead_letter import NODE
+from penstock.shared.clients.dead_letters.dead_letter import NODE, PREFIX
 from penstock.shared.common.errors import FatalError
 from penstock.shared.streams.changelog.format import BatchInput
 from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema
@@ -298,8 +298,8 @@ def read_dead_letters(
     topic. Adds a text to `not_compared` if dead letters were deleted.
     """
 
-    def dead_letter_header(name: str) -> SparkColumn:
-        found = F.filter("headers", lambda h: h["key"] == f"penstock.dlq.{name}")
+    def header_column(name: str) -> SparkColumn:
+        found = F.filter("headers", lambda h: h["key"] == f"{PREFIX}{name}")
         return F.try_element_at(found, F.lit(-1))["value"].cast("string")
 
     if store.dead_letters is None:
@@ -316,10 +316,10 @@ def read_dead_letters(
     # A reset of the application deletes the changelog topic. So a dead letter from before a reset has another id than
     # `changelog_id`. A dead letter without one of the headers is not left out for it.
     for name, own in (("topic", store.source), ("group", settings.application), ("changelog_id", changelog_id)):
-        rows = rows.filter(F.coalesce(dead_letter_header(name) == own, F.lit(True)))
+        rows = rows.filter(F.coalesce(header_column(name) == own, F.lit(True)))
     return rows.select(
-        dead_letter_header("partition").try_cast("INT").alias("partition"),
-        dead_letter_header("offset").try_cast("BIGINT").alias("offset"),
+        header_column("partition").try_cast("INT").alias("partition"),
+        header_column("offset").try_cast("BIGINT").alias("offset"),
     )
 
 

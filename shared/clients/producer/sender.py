@@ -198,7 +198,7 @@ class Sender:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def fail_all(self, error: PenstockError, *, out: bool) -> int:
-        """Fail all queued batches, and with `out` also those in a request. Returns the number of batches."""
+        """Fail all queued batches, and with `out` those in flight too. Returns their number."""
         return self.completion.fail_all(error, out=out)
 
     def is_slow(self, tp: TopicPartition) -> bool:

@@ -484,7 +484,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             self.send_error = error
 
     async def _handle_rejected_record(self, record: SourceRecord, token: object, error: PenstockError) -> None:
-        """Handle a record that the producer did not accept."""
+        """Skip a source record that the producer did not accept, if such errors are tolerated; else raise."""
         if not self._tolerates_send_errors:
             self._record_not_sent(token)
             raise ConnectError(f"Unrecoverable exception from producer send: {error}") from error

@@ -74,7 +74,7 @@ class TaskContext(Protocol):
 
     @property
     def stores(self) -> Mapping[str, StateStore]:
-        """Return the stores by name."""
+        """Return the task's state stores by name."""
 
     def set_current_record(self, record: ConsumerRecord) -> None:
         """Set the record that is processed from now on."""
