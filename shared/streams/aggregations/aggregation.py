@@ -28,7 +28,7 @@ from typing_extensions import TypeVar
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.json_decoding import JSON_ERRORS
 from penstock.shared.common.records import INT64_MAX, INT64_MIN
-from penstock.shared.streams.user_code import SHOWN_MAX, plain, user_copy
+from penstock.shared.streams.user_code import SHOWN_MAX, plain
 
 if TYPE_CHECKING:
     import datasketches
@@ -365,8 +365,11 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
 class Aggregate(Aggregation[Any]):
     """An aggregation by a user's initializer, aggregator and merger, as in Kafka Streams. The state is kept as JSON.
 
-    `state_type` is the type as which a restart reads the state. `to_columns` raises DataError for a state that does not
-    equal what a restart reads.
+    `state_type` is the type as which a restart reads the state. A state that a function returns is encoded and decoded
+    at once, and the decoded copy is the state, so a restart changes nothing. `add` and `merge` raise DataError if the
+    copy does not equal what the function returned.
+
+    The initializer is called once, here. Raises ConfigError if it raises, or if a restart would change its state.
 
     The functions get copies of the state, so they may change them.
     """
@@ -382,28 +385,42 @@ class Aggregate(Aggregation[Any]):
         merger: Callable[[Any, Any], Any],
         state_type: Any = Any,
     ) -> None:
-        self.initial = plain("Aggregate: initializer", initializer)  # type: ignore[method-assign]
+        make_initial = plain("Aggregate: initializer", initializer)
         self._aggregator = plain("Aggregate: aggregator", aggregator)
         self._merger = plain("Aggregate: merger", merger)
         self._decode = msgspec.json.Decoder(state_type).decode
+        try:
+            initial = make_initial()
+        except Exception as e:
+            raise ConfigError(f"Aggregate: initializer {initializer!r} raised {type(e).__name__}: {e}") from e
+        try:
+            self._initial = self.to_columns(self._restored(initial))
+        except Exception as e:
+            shown = repr(initial)[:SHOWN_MAX]
+            raise ConfigError(f"Aggregate: initial state {shown} cannot be stored: {type(e).__name__}: {e}") from e
 
     def initial(self) -> Any:
-        raise AssertionError("replaced by the initializer")
+        return self.from_columns(self._initial)
 
     def add(self, state: Any, value: Any) -> Any:
         # The function may change its argument and then raise. The state must be as before.
-        return self._aggregator(user_copy(state), value)
+        return self._restored(self._aggregator(self._copied(state), value))
 
     def merge(self, earlier: Any, later: Any) -> Any:
-        return self._merger(user_copy(earlier), user_copy(later))
+        return self._restored(self._merger(self._copied(earlier), self._copied(later)))
 
     def to_columns(self, state: Any) -> tuple[ColumnValue, ...]:
-        columns = (msgspec.json.encode(state),)
-        restored_state(self, state, columns)
-        return columns
+        return (msgspec.json.encode(state),)
 
     def from_columns(self, columns: Sequence[Any]) -> Any:
         return self._decode(columns[0])
+
+    def _copied(self, state: Any) -> Any:
+        return self.from_columns(self.to_columns(state))
+
+    def _restored(self, state: Any) -> Any:
+        """Return what a restore makes of a new state. Raises DataError unless it equals the state."""
+        return restored_state(self, state, self.to_columns(state))
 
     def result(self, state: Any) -> Any:
         return state

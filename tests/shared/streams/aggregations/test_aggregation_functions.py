@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Annotated, Any, TypedDict
@@ -408,6 +409,58 @@ def test_an_untyped_aggregate_takes_only_plain_json() -> None:
     assert [record.value for record in driver.read("in-dlq")] == [b"1"]
     (session,) = driver.store("s").rows()
     assert session.states == [{"last": [0]}]
+
+
+class Total(msgspec.Struct):
+    """A state that is no plain JSON."""
+
+    n: int = 0
+
+
+@pytest.mark.parametrize("made", [float("-inf"), (), Total(), object()], ids=["infinity", "tuple", "struct", "object"])
+def test_an_initial_state_that_a_restore_would_change_is_rejected(made: Any) -> None:
+    """An aggregation has its initial state also in windows that are restored without a state of it. No record could be
+    rejected there, so the aggregation is."""
+    with pytest.raises(ConfigError, match=r"^Aggregate: initial state .*"):
+        Aggregate(lambda: made, lambda state, value: 1, lambda a, b: a)
+
+
+def test_an_initializer_that_raises_is_rejected() -> None:
+    """The initializer is called when the aggregation is made, and its error stops the program there."""
+    with pytest.raises(ConfigError, match=r"^Aggregate: initializer .*ZeroDivisionError"):
+        Aggregate(lambda: 1 // 0, lambda state, value: 1, lambda a, b: a)
+
+
+@pytest.mark.parametrize("emit", ["on_close", "on_update"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_functions_of_an_aggregate_get_the_types_that_a_restore_gives(restarts: bool, emit: str) -> None:
+    """A state of a subclass of `dict` is a plain `dict` at once, and not only after a restart: for the aggregator from
+    the initial state on, for the merger, and in the results."""
+    seen: list[Any] = []
+
+    def add(state: Any, value: Any) -> Any:
+        seen.append(type(state))
+        return defaultdict(int, {**state, str(value): 1})
+
+    def merge(earlier: Any, later: Any) -> Any:
+        seen.extend((type(earlier), type(later)))
+        return defaultdict(int, {**earlier, **later})
+
+    builder = StreamsBuilder()
+    windows = builder.stream("in").group_by_key().session_window(10, 20)
+    results = getattr(windows.aggregate("s", own=Aggregate(lambda: defaultdict(int), add, merge)), emit)()
+    results.filter(lambda record: record.value is not None).foreach(
+        lambda record: seen.append(type(record.value.results["own"]))
+    )
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for at in (0, 1, 15, 8, 100):  # the fourth record merges two sessions
+        driver.pipe("in", key=b"k", value=b"%d" % at, timestamp=at)
+        if restarts:
+            driver.crash()
+            driver.restore()
+    assert driver.read("in-dlq") == []
+    assert len(seen) >= 8  # five additions, a merge of two states, and a result
+    assert set(seen) == {dict}
 
 
 def _extended(earlier: list[int], later: list[int]) -> list[int]:

@@ -206,15 +206,11 @@ def test_a_function_of_the_users_that_rejects_the_value() -> None:
     assert second.state == StateCodec(of.stores["s"].schema.state_columns()).pack([b"5"])
 
 
-def test_an_empty_state_that_cannot_be_made_costs_no_late_record() -> None:
+def test_a_state_that_cannot_be_encoded_costs_no_late_record() -> None:
     """The records go to the late topic as they do without a lake."""
-
-    def begin() -> object:
-        return object()
-
-    of = topology("session", {"odd": Aggregate(begin, lambda state, value: state, lambda one, other: one)})
+    of = topology("session", {"odd": Aggregate(dict, lambda state, value: object(), lambda one, other: one)})
     task = task_of(of)
-    task.process(columns([(b"a", 1_000, {})]), 0)  # it is a dead letter: no state of it can be encoded
+    task.process(columns([(b"a", 1_000, {})]), 0)  # a dead letter: its state cannot be encoded
     task.stores["s"].windows.begin(1_000, 900)
     task.process(columns([(b"a", 1, {}), (b"a", 2, {})], 1), 0)
     changelog = Changelog()
