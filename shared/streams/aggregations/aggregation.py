@@ -371,7 +371,7 @@ class Aggregate(Aggregation[Any]):
 
     The initializer is called once, here. Raises ConfigError if it raises, or if a restart would change its state.
 
-    The functions get copies of the state, so they may change them.
+    The functions get copies of the state, so they may change them. The result is plain JSON, also with a `state_type`.
     """
 
     function = "aggregate"
@@ -389,6 +389,7 @@ class Aggregate(Aggregation[Any]):
         self._aggregator = plain("Aggregate: aggregator", aggregator)
         self._merger = plain("Aggregate: merger", merger)
         self._decode = msgspec.json.Decoder(state_type).decode
+        self._is_plain = state_type is Any
         try:
             initial = make_initial()
         except Exception as e:
@@ -423,7 +424,8 @@ class Aggregate(Aggregation[Any]):
         return restored_state(self, state, self.to_columns(state))
 
     def result(self, state: Any) -> Any:
-        return state
+        # As behind a repartition topic, so that the nodes below need no `state_type`.
+        return state if self._is_plain else msgspec.json.decode(msgspec.json.encode(state))
 
 
 def restored_state(aggregation: Aggregation[Any], state: Any, columns: Sequence[ColumnValue]) -> Any:

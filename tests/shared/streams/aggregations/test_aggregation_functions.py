@@ -463,6 +463,13 @@ def test_the_functions_of_an_aggregate_get_the_types_that_a_restore_gives(restar
     assert set(seen) == {dict}
 
 
+def test_the_result_of_a_typed_aggregate_is_plain_json() -> None:
+    """The nodes behind an aggregation get its results as they get them behind a repartition topic."""
+    total = Aggregate(Total, lambda state, value: Total(state.n + value), lambda a, b: Total(a.n + b.n), Total)
+    state = fold(total, [1, 2])
+    assert (state, total.result(state)) == (Total(3), {"n": 3})
+
+
 def _extended(earlier: list[int], later: list[int]) -> list[int]:
     earlier.extend(later)
     return earlier

@@ -18,7 +18,7 @@ from penstock.shared.clients.dead_letters.late_record_headers import (
 )
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.serialization import struct_deserializer
-from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.aggregations.aggregation import Aggregate, Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.stream_join import JoinRows, JoinWindows, Remembered
@@ -302,6 +302,20 @@ def test_a_join_keeps_the_type_of_a_deserializer() -> None:
     driver.restore()
     driver.pipe("right", key=b"k", value=b"1")
     assert (driver.read("right-dlq"), out(driver)) == ([], [((0.5, 1), 0)])
+
+
+def test_a_join_takes_the_results_of_a_typed_aggregate() -> None:
+    """The results are plain JSON, so a restore of the join's rows does not change them."""
+    last = Aggregate(lambda: Ratio(0.0), lambda state, value: Ratio(value), lambda a, b: b, Ratio)
+    builder = StreamsBuilder()
+    rows = builder.stream("in").group_by_key().aggregate("last", ratio=last).to_stream()
+    rows.left_join(builder.stream("right"), lambda a, b: [a["ratio"]["x"], b], JoinWindows.of(10), name="j").to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("in", key=b"k", value=b"0.5")
+    driver.crash()
+    driver.restore()
+    driver.pipe("right", key=b"k", value=b"1")
+    assert (driver.read("in-dlq"), driver.read("right-dlq"), out(driver)) == ([], [], [((0.5, 1), 0)])
 
 
 def test_a_join_rejects_objects_without_a_declared_type() -> None:
