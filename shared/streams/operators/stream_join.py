@@ -194,8 +194,10 @@ class StreamJoin(TimedProcessor):
         remembered = Remembered(value, bool(joined))
         existing = self._stores[side].fetch(record.key, at)
         rows = (remembered,) if existing is None else (*existing.states[0], remembered)
-        # Checked and copied before the joiner is called, because it may change its arguments.
+        # Checked and copied before the joiner is called, because it may change its arguments. It gets the value as a
+        # restore gives it, as it does if the record arrives before its match.
         states = self._stores[side].check(record.key, [rows])
+        value = states[0][-1].value
         results = [
             Record(
                 record.key, self._join_values(side, user_copy(value), user_copy(other)), max(then, at), record.headers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import msgspec
@@ -316,6 +317,18 @@ def test_a_join_takes_the_results_of_a_typed_aggregate() -> None:
     driver.restore()
     driver.pipe("right", key=b"k", value=b"1")
     assert (driver.read("in-dlq"), driver.read("right-dlq"), out(driver)) == ([], [], [((0.5, 1), 0)])
+
+
+@pytest.mark.parametrize("topics", [("left", "right"), ("right", "left")])
+def test_a_joiner_gets_the_types_that_a_restore_gives(topics: tuple[str, str]) -> None:
+    """The joiner gets a value of the same type whether its record arrives first or second."""
+    builder = StreamsBuilder()
+    left, right = (builder.stream(topic).map_values(lambda v: defaultdict(int, v)) for topic in ("left", "right"))
+    left.join(right, lambda a, b: [type(a).__name__, type(b).__name__], JoinWindows.of(10), name="j").to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for topic in topics:
+        driver.pipe(topic, key=b"k", value=b'{"n":1}')
+    assert out(driver) == [(("dict", "dict"), 0)]
 
 
 def test_a_join_rejects_objects_without_a_declared_type() -> None:
