@@ -440,10 +440,15 @@ def restored_state(aggregation: Aggregation[Any], state: Any, columns: Sequence[
     except JSON_ERRORS as e:
         raise DataError(f"a value cannot be restored as its declared type: {e} (NaN is null in JSON)") from e
     if restored != state:
-        was, becomes = (repr(one)[:SHOWN_MAX] for one in _different_parts(state, restored))
+        was, becomes = map(repr, _different_parts(state, restored))
+        if was == becomes:
+            raise DataError(
+                f"a value does not equal its restored copy, which is {was[:SHOWN_MAX]} as well: its class must compare "
+                "by value (for a struct or a dataclass, without eq=False)"
+            )
         raise DataError(
-            f"a restore would make {becomes} of {was}: declare the type of the values, or use JSON's own types (dict "
-            "with text keys, list, str, int, float, bool, None)"
+            f"a restore would make {becomes[:SHOWN_MAX]} of {was[:SHOWN_MAX]}: declare the type of the values, or use "
+            "JSON's own types (dict with text keys, list, str, int, float, bool, None)"
         )
     return restored
 

@@ -261,6 +261,22 @@ def test_a_table_keeps_the_type_of_its_deserializer(value: Any, data: bytes, row
     assert found == [row, row]
 
 
+def test_the_error_for_a_value_that_never_equals_its_copy_names_the_cause() -> None:
+    """A class without comparison by value is declared, and its copy looks the same. So the message names `eq`."""
+
+    class Place(msgspec.Struct, eq=False):
+        city: str
+
+    builder = StreamsBuilder()
+    builder.table("users", Place)
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("users", key=b"ann", value=b'{"city":"Oslo"}')
+    (dead_letter,) = driver.read("users-dlq")
+    message = dict(dead_letter.headers)["penstock.dlq.message"]
+    assert b"Place(city='Oslo')" in message
+    assert b"eq=False" in message
+
+
 def test_a_table_rejects_objects_of_a_users_deserializer() -> None:
     """A user's deserializer has no type for a restore. A record whose value is not plain JSON becomes a dead letter."""
     builder = StreamsBuilder()
