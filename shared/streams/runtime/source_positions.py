@@ -218,30 +218,26 @@ def start_position_of(
     return StartPosition(held.first, held.first - position)
 
 
-async def has_record_from(
-    consumer: Consumer, at: TopicPartition, position: int, timeout_ms: int = UNREAD_TIMEOUT_MS
+async def has_record_between(
+    consumer: Consumer, at: TopicPartition, position: int, end: int, timeout_ms: int = UNREAD_TIMEOUT_MS
 ) -> bool:
-    """Return whether the partition has a record at the offset `position` or after it.
+    """Return whether the partition has a record at the offset `position` or after it, and before `end`.
 
     Transaction markers and watermarks do not count. Assigns the partition to the consumer. Raises KafkaTimeout if the
-    consumer's position does not advance for `timeout_ms`.
+    consumer's position does not advance for `timeout_ms`, for example because a transaction is open.
     """
     consumer.assign([at])
     first = await consumer.beginning_offsets([at])
-    end = await consumer.end_offsets([at])
-    start = max(position, first[at])
-    if start >= end[at]:
-        return False
-    consumer.seek(at, start)
-    reached = start
-    while reached < end[at]:
+    reached = max(position, first[at])
+    consumer.seek(at, reached)
+    while reached < end:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while (following := await consumer.position(at)) == reached:
                     if any(map(holds_records, (await consumer.poll(UNREAD_POLL_MS)).values())):
                         return True
         except TimeoutError:
-            spanned = f"offsets {reached} to {end[at] - 1}"
+            spanned = f"offsets {reached} to {end - 1}"
             raise KafkaTimeout(f"{at}: the records at {spanned} were not received within {timeout_ms} ms") from None
         reached = following
     return False
@@ -311,13 +307,16 @@ class SourcePositions:
             return
         async with Admin(self._kafka, timeout_ms=LOOKUP_TIMEOUT_MS) as admin:
             known = await admin.list_topics()
+            kept = [TopicPartition(topic, task.partition) for topic in dropped if topic in known]
+            # Not the last stable offset. A transaction that is still open may end with a commit.
+            ends = await admin.list_offsets(dict.fromkeys(kept, "latest"))
         settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none")
         for topic in dropped:
             at = TopicPartition(topic, task.partition)
             position = task.sources[topic]
-            if topic in known:
+            if at in ends:
                 async with Consumer(self._kafka, settings) as consumer:
-                    if await has_record_from(consumer, at, position):
+                    if await has_record_between(consumer, at, position, ends[at]):
                         raise_unread(at, position, read, application)
             log.info("a topic that the topology no longer reads was read to its end", topic_partition=str(at))
             del task.sources[topic]

@@ -30,7 +30,7 @@ from penstock.shared.streams.runtime.source_positions import (
     StartPosition,
     ahead_of,
     committed_position,
-    has_record_from,
+    has_record_between,
     position_of,
     raise_unread,
     start_position_of,
@@ -42,7 +42,7 @@ from penstock.shared.streams.state.checkpoint import Checkpoint, CommitPosition
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.metrics import RestoreMetrics
 from penstock.shared.streams.task.stream_task import StreamTask
-from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Request
 from penstock.shared.testing.manual_clock import ManualClock
 from tests.integration.test_stream_worker import chain_of, commit, owner, process_records, topology
 from tests.shared.clients.consumer.filled import filled, opened
@@ -379,11 +379,38 @@ async def test_a_topic_that_cannot_be_read_is_not_waited_for_without_end() -> No
     """The search for unread records in a topic that the topology left raises KafkaTimeout, which is retried."""
     at = TopicPartition("t", 0)
     async with filled(3) as cluster, opened(cluster, auto_offset_reset="none") as consumer:
-        assert await has_record_from(consumer, at, 2)
-        assert not await has_record_from(consumer, at, 3)
+        assert await has_record_between(consumer, at, 2, 3)
+        assert not await has_record_between(consumer, at, 3, 3)
         cluster.control(Api.FETCH, Fail(ErrorCode.LEADER_NOT_AVAILABLE))
         with pytest.raises(KafkaTimeout, match=r"t-0.*1 to 2.*50 ms"):
-            await has_record_from(consumer, at, 1, timeout_ms=50)
+            await has_record_between(consumer, at, 1, 3, timeout_ms=50)
+
+
+async def test_a_topic_with_an_open_transaction_was_not_read_to_its_end() -> None:
+    """The search for unread records in a topic that the topology left waits for the end of a transaction there."""
+    at, builder, own = (
+        TopicPartition("app-gone-repartition", 0),
+        StreamsBuilder(),
+        StreamsSettings(application_id="app"),
+    )
+    builder.stream("t").to("out")
+    task = StreamTask(builder.build(), 0, application="app")
+    task.sources = {"t": 3, at.topic: 0}
+    async with filled(3) as cluster, opened(cluster) as consumer:
+        cluster.create_topic(at.topic)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Producer(kafka, ProducerSettings(transactional_id="other")) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await (await producer.send(at.topic, b"{}", partition=0))
+
+            async def commit_once(_: Request) -> None:
+                control.remove()
+                await producer.commit_transaction()
+
+            control = cluster.control(Api.FETCH, commit_once)
+            with pytest.raises(SchemaMismatch, match=str(at)):
+                await SourcePositions(kafka, own, CollectorRegistry()).find(task, consumer, [TopicPartition("t", 0)])
 
 
 def test_commits_end_to_end_prove_one_owner() -> None:
