@@ -199,7 +199,9 @@ class WorkRunner:
             self._listener.on_event(task, Event.FAILURE, trace_of(e))
             may = False
         finally:
-            self._preparing.pop(task, None)
+            # A restart may have replaced this preparation by another.
+            if self._preparing.get(task) is asyncio.current_task():
+                del self._preparing[task]
         if may:
             await self._start_task(task)
 

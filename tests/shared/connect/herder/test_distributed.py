@@ -695,6 +695,34 @@ async def test_a_task_that_cannot_be_prepared_is_failed(error: Exception) -> Non
     assert work.running().tasks == frozenset()
 
 
+async def test_a_task_that_is_restarted_while_it_is_prepared_is_still_stopped() -> None:
+    """A task whose preparation begins again in a restart belongs to the running work, and `stop` ends it."""
+    snapshot = ConfigSnapshot(configs={"x": {}}, task_configs={X_TASK: {}}, task_counts={"x": 1})
+    ended = []
+
+    async def before_task(task: ConnectorTaskId) -> bool:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(task)
+        return True
+
+    worker = SlowToStop()
+    worker.may_stop.set()
+    work = WorkRunner(
+        cast(Any, worker), cast(Any, StatusRecorder()), lambda: snapshot,
+        on_reconfiguration=print, before_task=before_task,
+    )  # fmt: skip
+    await work.start_task(X_TASK)
+    await turns()
+    await work.restart_tasks([X_TASK])
+    await turns()
+    assert work.running().tasks == {X_TASK}
+    await work.stop(work.running())
+    await turns()
+    assert ended == [X_TASK] * 2
+
+
 def test_only_a_new_connector_needs_a_rebalance() -> None:
     """A changed connector is restarted; a new one needs a rebalance."""
     pending = PendingChanges()
