@@ -1,7 +1,8 @@
-"""Parses a request to Kafka Connect's REST API: its body, its path and its flags.
+"""Parses a request to Kafka Connect's REST API: its body, its path and its boolean query parameters.
 
 Functions raise BadRequest for an invalid body. The app's outermost middleware is here as well. It removes trailing
-slashes from paths, distinguishes slashes within names from separators, and answers 503 while the worker is starting up.
+slashes from paths, and distinguishes slashes within names from separators. While the worker is starting up, it answers
+503 to all paths but those in WHILE_STARTING.
 """
 
 from __future__ import annotations

@@ -28,11 +28,11 @@ ARCHIVED = frozenset({"kafka", "spark"})
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `penstock jars`: print the folder of each requested set.
+    """Run `penstock jars`: download each requested set that is missing, and print its folder.
 
-    With `--class-archive`, also print the class archives of the requested sets that are in ARCHIVED. Returns 1 if a JVM
-    did not write its class archive, else 0. Raises JarsUnavailable or MissingExtra. With `--class-archive`, also raises
-    JavaNotFound, WrongJava, or an error of the broker or of Spark.
+    With `--class-archive`, also make the missing class archives of the requested sets in ARCHIVED, and print their
+    paths. Returns 1 if a JVM did not write its class archive, else 0. Raises JarsUnavailable or MissingExtra. With
+    `--class-archive`, also raises JavaNotFound, WrongJava, or an error of the broker or of Spark.
     """
     sets = "\n".join(f"  {name:<6} {what}" for name, what in SETS.items())
     parser = argparse.ArgumentParser(

@@ -70,7 +70,7 @@ def encode_stored_key(fingerprint: bytes, response: StoredResponse, at_ms: int) 
 
 
 def decode_stored_key(value: bytes) -> StoredKey:
-    """Decode a record's value. Raises DataError if the value does not have this version's format."""
+    """Decode a record's value, but not the response in it. Raises DataError if it is too short or not of FORMAT."""
     head = _RECORD_HEAD.size + DIGEST_BYTES
     if len(value) < head or value[0] != FORMAT:
         raise DataError("a record of the topic of Idempotency-Keys that Penstock did not write, or in another format")

@@ -431,9 +431,9 @@ class PartitionCompaction:
 
 
 async def read_range(consumer: Consumer, options: CompactionTaskOptions, of: ChangelogRange) -> PartitionCompaction:
-    """Read a range from `first` to `end`.
+    """Read a range from `first` to `end`, or further if transaction markers take offsets in it.
 
-    If the range contains no complete commit, reading continues in steps of the range's length, at most to `latest`.
+    While no commit has ended, reading continues in steps of the range's length until it reaches `latest`.
     Raises KafkaTimeout if the position does not change for `idle_ms_max`, OffsetOutOfRange if records of the range
     were deleted before they were read.
     """

@@ -234,8 +234,7 @@ class PartitionSlice:
 class ColumnSlice:
     """Consecutive records of columns, in the form that the kernels take.
 
-    `spans` has one `Span` for the records that were moved into a batch together, and one for the records of a partition
-    that failed together.
+    Each `Span` in `spans` has the records of one partition that were moved into a batch together or failed together.
     """
 
     __slots__ = ("columns", "groups", "keys", "largest", "sizes", "spans")

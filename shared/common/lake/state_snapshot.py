@@ -1,9 +1,9 @@
 """Reads the snapshots of an application's live rows from the lake: versions of its Delta table `state`.
 
-`<lake>/<application>/state` has two kinds of rows: changes of live rows, and the progress of each changelog
-partition (its covered offset), which compactions append. Among the rows with the same (partition, store, key,
-start), the one with the highest changelog offset is valid. If that row is a tombstone, there is no live row. To
-read a consistent snapshot, read the covered offsets first, then the live rows at exactly that version.
+Compactions write two kinds of rows to `<lake>/<application>/state`: changes of live rows, and the progress of each
+changelog partition (its covered offset). Among the rows with the same (partition, store, key, start), the one with the
+highest changelog offset is valid. If that row is a tombstone, there is no live row. To read a consistent snapshot, read
+the covered offsets first, then the live rows at exactly the same version.
 
 Everything here blocks: call it with `asyncio.to_thread`.
 """

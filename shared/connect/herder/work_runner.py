@@ -59,7 +59,7 @@ class WorkRunner:
         return ConnectorsAndTasks(self._worker.connector_names(), {*self._worker.task_ids(), *self._preparing})
 
     def outdated(self, tasks: Iterable[ConnectorTaskId], *, whole_sets: bool) -> set[ConnectorTaskId]:
-        """Return those of `tasks` that run here with configs that are no longer current.
+        """Return those of `tasks` that run here with old configs. Another tasks.max alone does not make a config old.
 
         With `whole_sets`, return all of `tasks` that run here, whatever their configs: the producers of a connector's
         tasks are fenced together.

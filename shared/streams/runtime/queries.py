@@ -219,7 +219,7 @@ class _StoreQueryPage:
                     self._trim_rows()
 
     def _trim_rows(self) -> None:
-        """Keep the first rows of the query's page, and one more to detect that there are others."""
+        """Keep the first `_rows_max` rows found, in order, and one more to detect that there are others."""
         self._found.sort(key=itemgetter(0))
         del self._found[self._rows_max + 1 :]
         if len(self._found) > self._rows_max:

@@ -221,10 +221,11 @@ def start_position_of(
 async def has_record_between(
     consumer: Consumer, at: TopicPartition, position: int, end: int, timeout_ms: int = UNREAD_TIMEOUT_MS
 ) -> bool:
-    """Return whether the partition has a record at the offset `position` or after it, and before `end`.
+    """Return whether the consumer can read a record of the partition from `position` to before `end`.
 
-    Transaction markers and watermarks do not count. Assigns the partition to the consumer. Raises KafkaTimeout if the
-    consumer's position does not advance for `timeout_ms`, for example because a transaction is open.
+    Transaction markers and the watermarks of tasks do not count. Assigns the partition to the consumer. Raises
+    KafkaTimeout if the consumer's position does not advance for `timeout_ms`, for example because a transaction is
+    open.
     """
     consumer.assign([at])
     first = await consumer.beginning_offsets([at])

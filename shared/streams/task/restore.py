@@ -115,7 +115,7 @@ def restore_change(task: StreamTask, change: Change) -> None:
 def restore_window(
     task: StreamTask, store: str, key: str | bytes, start: int, end: int, columns: Sequence[Any]
 ) -> None:
-    """Restore one live window of a task from column values; they are None for an aggregation without a state."""
+    """Restore one live window of a task from column values. Those of an aggregation without a state are None."""
     states = []
     at = 0
     for aggregation in task.topology.stores[store].aggregations:
