@@ -67,6 +67,8 @@ from penstock.shared.streams.windows.window_columns import newest_of_each_window
 IDLE_RECORDS_MAX = 1_000
 POLL_MS = 500
 POLL_RECORDS = 50_000
+CONVERSION_ERRORS = (CorruptRecord, pa.ArrowInvalid)
+"""The errors with which entries cannot be converted to rows."""
 
 
 class ChangelogRange(NamedTuple):
@@ -367,7 +369,7 @@ class PartitionCompaction:
         try:
             found = columns(part, store)
         # An array conversion does not name the invalid row. So the rows are converted one by one to find it.
-        except (CorruptRecord, pa.ArrowInvalid) as e:
+        except CONVERSION_ERRORS as e:
             raise CorruptRecord(self._describe_first_invalid_entry(part, store, columns, e)) from None
         found["partition"] = pa.array(np.full(len(part), self.range.partition, np.int32))
         found["changelog_offset"] = pa.array(part.offsets)
@@ -379,7 +381,7 @@ class PartitionCompaction:
         for index in range(len(part)):
             try:
                 columns(part.at(np.array([index])), store)
-            except (CorruptRecord, pa.ArrowInvalid) as e:
+            except CONVERSION_ERRORS as e:
                 return self.error_at(int(part.offsets[index]), f"{e}. {REMEDY}")
         return self.error_at(int(part.offsets[0]), str(error))
 

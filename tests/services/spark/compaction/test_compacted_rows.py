@@ -24,15 +24,18 @@ from penstock.services.spark.compaction import rewrite as of_rewrite
 from penstock.services.spark.compaction.compaction_task import (
     ChangelogRange,
     CompactionTaskOptions,
+    CompactionTaskResult,
     PartitionCompaction,
+    compact_changelog_ranges,
     compact_ranges,
+    lagging_tables,
     read_range,
 )
 from penstock.services.spark.compaction.delta_writer import DataFile
 from penstock.services.spark.compaction.rewrite import RewriteInput, rewrite, rows_to_keep
-from penstock.services.spark.table_columns import PROGRESS, TIMESTAMP_MS_MAX, state_schema
+from penstock.services.spark.table_columns import DAY_MS, PROGRESS, TIMESTAMP_MS_MAX, state_schema
 from penstock.shared.clients.admin import Admin, NewTopic
-from penstock.shared.clients.producer import Producer
+from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import ChangelogHole, CorruptRecord, KafkaTimeout, SchemaMismatch
 from penstock.shared.common.records import RecordColumns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -94,9 +97,10 @@ def progress(
     epoch: int = 1,
     stores: tuple[StoreSchema, ...] = STORES,
     grids_ms: Mapping[str, int] | None = None,
+    stream_time_ms: int = 0,
 ) -> Entry:
     progress_record = log.Progress(
-        "app", "exactly_once", {"source": read}, 0, {"s": 0}, dict(grids_ms or {}), stores, wall_ms
+        "app", "exactly_once", {"source": read}, stream_time_ms, {"s": 0}, dict(grids_ms or {}), stores, wall_ms
     )
     return None, log.encode_progress(epoch, commit, progress_record)
 
@@ -168,14 +172,15 @@ def test_a_late_record_without_state_or_source_has_nulls() -> None:
     The records beside them keep their values.
     """
     entries = [takeover(), late(b"a", 4, [4, 5], None), late(b"b", 6, [], 9, offset=-1)]
-    entries += [late(b"c", 7, [], 1, offset=0), progress()]
+    entries += [late(b"c", 7, [], 1, offset=0), late(b"d", 8, [7], 2), progress()]
     rows = row_sets(compacted(entries).rows(options()))["late/s"]
     assert [(row["key"], row["n"], row["state"], row["source_offset"]) for row in rows] == [
         ("a", None, None, 5),
         ("b", 9, {"n_n": 9}, None),
         ("c", 1, {"n_n": 1}, 0),
+        ("d", 2, {"n_n": 2}, 5),
     ]
-    assert [len(row["missed"]) for row in rows] == [2, 0, 0]
+    assert [len(row["missed"]) for row in rows] == [2, 0, 0, 1]
 
 
 @pytest.mark.parametrize("at_once", [1, 4, 100])
@@ -193,6 +198,20 @@ def test_the_newest_change_of_a_window_counts(at_once: int) -> None:
     assert (found.covered_offset, found.result([]).stores) == (len(entries), STORES)
 
 
+def test_windows_of_several_batches_keep_their_offsets() -> None:
+    """Each batch has a commit of its own."""
+    entries = [takeover(), live(b"a", 1, 2, 1), progress(), live(b"b", 1, 2, 1, 1), live(b"c", 1, 2, 1, 1), progress(1)]
+    entries += [live(b"d", 1, 2, 1, 2), live(b"e", 1, 2, 1, 2), progress(2)]
+    rows = windows_of(compacted(entries, at_once=3))
+    assert [(row["key"], row["changelog_offset"]) for row in rows] == [
+        (b"a", 1),
+        (b"b", 3),
+        (b"c", 4),
+        (b"d", 6),
+        (b"e", 7),
+    ]
+
+
 def test_windows_of_two_stores_are_different_rows() -> None:
     """Windows of one key and start are different windows in two stores, and each store has its own table."""
     entries = [takeover(), live(b"a", 1, 2, 5), live(b"a", 1, 2, 6, store=1), final(b"b", 1, 2, 7, store=1)]
@@ -208,6 +227,8 @@ def test_windows_of_two_stores_are_different_rows() -> None:
         "closed/s": ["c"],
         "closed/t": ["b"],
     }
+    second_alone = compacted([takeover(), final(b"b", 1, 2, 7, store=1), progress(stores=TWO_STORES)])
+    assert list(second_alone.rows(options())) == ["state", "closed/t"]
 
 
 @pytest.mark.parametrize(
@@ -285,40 +306,72 @@ def test_a_progress_row_has_the_positions_of_the_tables() -> None:
     assert after["changelog_offset"] == 7
     assert json.loads(after["appended"]) == {"closed/s": 3}
     assert (after["rewritten_rows"], after["added_rows"], after["added_files"]) == (3, 1, 1)
-    third = progress_of(
-        compacted([live(b"e", 1, 2, 1, 2), live(b"f", 1, 2, 1, 2), progress(2, 3)], range_of(10, 7, after))
-    )
-    assert (third["rewritten_rows"], third["added_rows"], third["added_files"]) == (3, 3, 2)
+    entries = [*(live(key, 1, 2, 1, 2) for key in (b"e", b"f", b"g")), progress(2, 3)]
+    third = progress_of(compacted(entries, range_of(11, 7, after)))
+    assert (third["rewritten_rows"], third["added_rows"], third["added_files"]) == (3, 4, 2)
 
 
 def test_each_table_continues_from_its_own_position() -> None:
     """A restored table is behind, and a table of a failed compaction is ahead. Each continues from its own position."""
-    entries = [takeover(), final(b"a", 1, 2, 1), final(b"b", 1, 2, 1), live(b"c", 1, 2, 1), progress()]
-    ahead = row_sets(compacted(entries, range_of(5, s=1)).rows(options()))
-    assert [row["key"] for row in ahead["closed/s"]] == ["b"]
-    assert json.loads(progress_of(compacted(entries, range_of(5, s=1)))["appended"]) == {"closed/s": 2}
+    entries = [takeover(), *(final(key, 1, 2, 1) for key in (b"a", b"b", b"c")), live(b"d", 1, 2, 1), progress()]
+    ahead = row_sets(compacted(entries, range_of(6, s=2)).rows(options()))
+    assert [row["key"] for row in ahead["closed/s"]] == ["c"]
+    assert json.loads(progress_of(compacted(entries, range_of(6, s=2)))["appended"]) == {"closed/s": 3}
     two_late = [takeover(), late(b"a", 4, [4], 1), late(b"b", 4, [4], 1), progress()]
     of_late = range_of(4)._replace(positions={"late/s": 1})
     assert [row["key"] for row in row_sets(compacted(two_late, of_late).rows(options()))["late/s"]] == ["b"]
     (newest,) = [r for r in row_sets(compacted(entries).rows(options()))["state"] if r["row"] == "progress"]
-    behind = ChangelogRange(3, 0, 5, 5, 0, None, newest, {})
+    behind = ChangelogRange(3, 0, 6, 6, 0, None, newest, {})
     rows = row_sets(compacted([*entries], behind).rows(options()))
-    assert len(rows["closed/s"]) == 2
+    assert len(rows["closed/s"]) == 3
     assert [row["row"] for row in rows["state"]] == ["progress"]  # `state` has these changes already
+
+
+def test_a_table_lags_behind_the_last_offset_that_it_once_had() -> None:
+    """A table at that offset or above does not lag, and no table lags if there is no progress row."""
+    newest = {"appended": json.dumps({"late/s": 0, "closed/s": 5, "closed/t": 5, "closed/u": 5, "late/t": 5})}
+    assert lagging_tables(newest, {"closed/s": 4, "closed/t": 5, "closed/u": 6}) == ["closed/s", "late/s", "late/t"]
+    assert lagging_tables(None, {"closed/s": 4}) == []
+
+
+@pytest.mark.parametrize(
+    ("retention_days", "before_ms", "time_ms", "limit_ms"),
+    [
+        (None, None, 10 * DAY_MS, -1),
+        (None, 5, 10 * DAY_MS, 5),
+        (7, None, 6 * DAY_MS, -1),
+        (7, None, 10 * DAY_MS + 3, 3 * DAY_MS + 3),
+        (7, 4 * DAY_MS, 10 * DAY_MS, 4 * DAY_MS),
+        (7, 5, TIMESTAMP_MS_MAX, TIMESTAMP_MS_MAX - 7 * DAY_MS),
+        (7, 5, TIMESTAMP_MS_MAX + 1, 5),
+    ],
+)
+def test_closed_windows_expire_by_stream_time(
+    retention_days: int | None, before_ms: int | None, time_ms: int, limit_ms: int
+) -> None:
+    """The limit is the retention before the stream time. It never decreases, and ignores a time after the year 9999."""
+    newest = None
+    if before_ms is not None:
+        newest = progress_of(compacted([takeover(), progress()])) | {"expired_ms": before_ms}
+    entries = [takeover(), live(b"a", 1, 2, 1), progress(stream_time_ms=time_ms)]
+    found = compacted(entries, ChangelogRange(3, 2, 5, 5, 0, None, newest, {}))
+    rows = row_sets(found.rows(options()._replace(retention_days=retention_days)))["state"]
+    assert [row["expired_ms"] for row in rows if row["row"] == "progress"] == [limit_ms]
 
 
 def test_commits_in_which_nothing_happened_write_nothing() -> None:
     """Wall-clock punctuation alone writes nothing. A changed source offset does."""
-    entries = [takeover(), live(b"a", 1, 1, 1), progress()]
+    epoch = 1_000
+    entries = [takeover(epoch), live(b"a", 1, 1, 1, epoch=epoch), progress(epoch=epoch)]
     (row,) = [r for r in row_sets(compacted(entries).rows(options()))["state"] if r["row"] == "progress"]
-    idle = compacted([progress(1, 1, wall_ms=9)], range_of(4, 3, row))
+    idle = compacted([progress(1, 1, wall_ms=9, epoch=epoch)], range_of(4, 3, row))
     assert (idle.rows(options()), idle.result([]).covered_offset) == ({}, 4)
-    scheduled = compacted([progress(1, 1, wall_ms=9, grids_ms={"tick": 7})], range_of(4, 3, row))
+    scheduled = compacted([progress(1, 1, wall_ms=9, epoch=epoch, grids_ms={"tick": 7})], range_of(4, 3, row))
     assert scheduled.rows(options()) == {}
-    moved = compacted([progress(1, 2, wall_ms=9)], range_of(4, 3, row))
+    moved = compacted([progress(1, 2, wall_ms=9, epoch=epoch)], range_of(4, 3, row))
     assert list(moved.rows(options())) == ["state"]
-    taken = compacted([takeover(2), progress(1, 1, epoch=2)], range_of(5, 3, row))
-    assert progress_of(taken)["epoch"] == 2  # otherwise the next compaction would accept an old owner's entries
+    taken = compacted([takeover(epoch + 1), progress(1, 1, epoch=epoch + 1)], range_of(5, 3, row))
+    assert progress_of(taken)["epoch"] == epoch + 1  # otherwise the next compaction would accept an old owner's entries
 
 
 def test_an_idle_tail_is_covered_once_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,13 +393,17 @@ def test_an_entry_that_cannot_be_read_is_named() -> None:
     bad = compacted([takeover(), live(b"a", 1, 1, 1), (b"b", log.encode_live(0, 1, 0, 1, 1, b"\1")), progress()])
     with pytest.raises(CorruptRecord, match="log-3 at offset 2"):
         bad.rows(options())
-    for start, end in ((0, 10**15), (0, TIMESTAMP_MS_MAX + 1), (10**15, 0), (-1, 5)):
+    no_state = compacted([takeover(), (b"a", log.encode_late(0, 1, 0, 4, 5, [4], b"")), progress()])
+    with pytest.raises(CorruptRecord, match="log-3 at offset 1"):
+        no_state.rows(options())
+    for start, end in ((0, 10**15), (0, TIMESTAMP_MS_MAX + 1), (10**15, 0), (10**15, 10**15), (-1, 5)):
         beyond = compacted([takeover(), final(b"a", 0, 1, 1), final(b"b", start, end, 1), progress()])
         with pytest.raises(CorruptRecord, match=f"log-3.*offset 2.*{start}"):
             beyond.rows(options())
-    last = compacted([takeover(), final(b"a", 0, TIMESTAMP_MS_MAX, 1), progress()])
-    (closed,) = row_sets(last.rows(options()))["closed/s"]
-    assert (closed["window_end"].year, closed["closed_at"]) == (9999, None)
+    for start in (0, TIMESTAMP_MS_MAX):
+        last = compacted([takeover(), final(b"a", start, TIMESTAMP_MS_MAX, 1), progress()])
+        (closed,) = row_sets(last.rows(options()))["closed/s"]
+        assert (closed["window_end"].year, closed["closed_at"]) == (9999, None)
 
 
 def test_files_are_ordered_by_time(tmp_path: Any) -> None:
@@ -385,10 +442,12 @@ async def broker(*partitions: Sequence[Entry]) -> AsyncIterator[KafkaSettings]:
         yield kafka
 
 
-async def read(kafka: KafkaSettings, end: int, latest: int, idle_ms_max: int = 10_000) -> PartitionCompaction:
-    """Partition 0 from its beginning."""
+async def read(
+    kafka: KafkaSettings, end: int, latest: int, idle_ms_max: int = 10_000, first: int = 0
+) -> PartitionCompaction:
+    """Partition 0 from this offset."""
     async with changelog_consumer(kafka) as consumer, asyncio.timeout(TIMEOUT_S):
-        of = ChangelogRange(0, 0, end, latest, 0, None, None, {})
+        of = ChangelogRange(0, first, end, latest, 0, None, None, {})
         return await read_range(consumer, options(kafka=kafka, idle_ms_max=idle_ms_max), of)
 
 
@@ -405,6 +464,25 @@ async def test_a_range_is_read_on_until_a_commit_has_ended() -> None:
         assert (cut.covered_offset, cut.commit) == (0, None)
 
 
+async def test_a_range_is_read_on_in_steps_of_its_length() -> None:
+    """A range of three records from offset 5 is read to 8, then to 11: there a commit has ended."""
+    foreign: list[Entry] = [(None, b"{}")] * 8
+    async with broker([*foreign, takeover(), progress(), *foreign, (None, b"{}")]) as kafka:
+        assert (await read(kafka, 8, 19, first=5)).read_to == 11
+        assert (await read(kafka, 8, 9, first=5)).read_to == 9
+
+
+async def test_a_transaction_marker_may_follow_the_latest_offset() -> None:
+    """The position is then after the marker, beyond the end that was planned."""
+    async with broker([(None, b"{}")]) as kafka:
+        async with Producer(kafka, ProducerSettings(transactional_id="x")) as producer:
+            await producer.init_transactions()
+            async with producer.transaction():
+                await producer.send("log", b"{}", partition=0)
+        found = await read(kafka, 2, 2)
+        assert (found.commit, found.read_to) == (None, 3)
+
+
 async def test_foreign_records_are_skipped() -> None:
     """A range of foreign records is read on to the next commit, or to the planned end of the partition."""
     foreign = [(None, b"{}")] * 20
@@ -417,12 +495,12 @@ async def test_foreign_records_are_skipped() -> None:
 
 def test_a_range_moves_where_another_follows() -> None:
     """Wall-clock punctuation alone writes nothing, except in a range that is followed by another or read again."""
-    first = [takeover(), live(b"a", 1, 1, 1), progress()]
-    newest = progress_of(compacted(first))
+    newest = progress_of(compacted([takeover(), live(b"a", 1, 1, 1), progress()]))
     idle = [progress(n, grids_ms={"w": n}) for n in range(1, 6)]
-    for latest, covered, moves in ((8, 3, False), (9, 3, True), (8, 9, True)):
-        of = range_of(8, 3, newest | {"changelog_offset": covered})._replace(latest=latest)
-        assert bool(compacted(idle, of).rows(options())) is moves
+    first = 1_000
+    for latest, covered, moves in ((5, 0, False), (6, 0, True), (5, 5, False), (5, 6, True)):
+        of = range_of(first + 5, first, newest | {"changelog_offset": first + covered})
+        assert bool(compacted(idle, of._replace(latest=first + latest)).rows(options())) is moves
 
 
 async def test_missing_records_of_a_range_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,6 +511,21 @@ async def test_missing_records_of_a_range_are_an_error(monkeypatch: pytest.Monke
             await read(kafka, 9, 9, 300)
 
 
+async def test_a_poll_without_records_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A poll returns before the first response if it may not wait. The range ends with an error only after a while."""
+    monkeypatch.setattr(compaction_task, "POLL_MS", 0)
+    async with broker([takeover(), live(b"a", 1, 1, 1), progress()]) as kafka:
+        assert (await read(kafka, 3, 3)).read_to == 3
+
+
+async def test_the_idle_time_begins_again_with_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A range may take longer than the idle time, as long as its records arrive."""
+    monkeypatch.setattr(compaction_task, "POLL_MS", 10_000)
+    monkeypatch.setattr(compaction_task, "POLL_RECORDS", 1)
+    async with broker([takeover(), live(b"a", 1, 1, 1), progress()]) as kafka:
+        assert (await read(kafka, 3, 3, idle_ms_max=0)).read_to == 3
+
+
 async def test_changelog_records_that_were_deleted(tmp_path: Any) -> None:
     """A task whose range was deleted meanwhile fails with ChangelogHole."""
     async with broker([takeover(), live(b"a", 1, 1, 1), progress()]) as kafka:
@@ -440,6 +533,27 @@ async def test_changelog_records_that_were_deleted(tmp_path: Any) -> None:
             await admin.delete_records({TopicPartition("log", 0): 2})
         with pytest.raises(ChangelogHole, match="log-0"):
             await compact_ranges(options(str(tmp_path), kafka, 10_000), [ChangelogRange(0, 0, 4, 4, 0, None, None, {})])
+
+
+async def test_spark_attempts_a_task_again_after_a_temporary_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timeout is raised. An error that each attempt would have is the task's result."""
+    monkeypatch.setattr(compaction_task, "POLL_MS", 1)
+
+    async def run(kafka: KafkaSettings) -> CompactionTaskResult:
+        ranges = msgspec.msgpack.encode([ChangelogRange(0, 0, 9, 9, 0, None, None, {})])
+        task = compact_changelog_ranges(options(kafka=kafka, idle_ms_max=300))
+        (done,) = await asyncio.to_thread(lambda: list(task(ranges)))
+        return msgspec.msgpack.decode(done, type=CompactionTaskResult)
+
+    async with broker([takeover(), live(b"a", 1, 1, 1), progress()]) as kafka:
+        with pytest.raises(KafkaTimeout):
+            await run(kafka)
+        async with Admin(kafka) as admin:
+            await admin.delete_records({TopicPartition("log", 0): 2})
+        found = await run(kafka)
+        assert (found.partitions, found.files) == ([], {})
+        assert found.failure is not None
+        assert isinstance(found.failure.to_error(), ChangelogHole)
 
 
 async def test_a_tasks_partitions_share_the_files_of_closed(tmp_path: Any) -> None:
