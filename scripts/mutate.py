@@ -128,7 +128,7 @@ def mutants_of(
     command += ["--doctest-modules", f"penstock/{module}"]  # the module's examples are tests too
     tool = [str(ROOT / ".venv/bin/python"), "-m", "uv", "tool", "run", "--quiet", "--from", TOOL, "cosmic-ray"]
     # Numba would compile a changed kernel, and all that use it, for each mutant.
-    environment = {**os.environ, "PYTHONPATH": str(copy), "NUMBA_DISABLE_JIT": "1", "HYPOTHESIS_PROFILE": "thorough"}
+    environment = {**os.environ, "PYTHONPATH": str(copy), "NUMBA_DISABLE_JIT": "1", "HYPOTHESIS_PROFILE": "mutation"}
     began = time.monotonic()
     subprocess.run(command, cwd=copy, env=environment, check=True, stdout=subprocess.DEVNULL)  # they pass as it is
     timeout_s = max(TIMEOUT_S, TIMEOUT_FACTOR * (time.monotonic() - began))
