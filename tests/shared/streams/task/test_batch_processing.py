@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.common.errors import ConfigError, ProcessingFailed
-from penstock.shared.common.records import Columns
+from penstock.shared.common.records import INT64_MAX, Columns
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, Sum
 from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.dsl.builder import Stream, StreamsBuilder
@@ -139,6 +140,19 @@ def test_large_numbers_of_many_keys_are_taken_as_columns(windowed: Windowed, mon
     assert singly == [1] * singly.count(1) != []
 
 
+@pytest.mark.parametrize(("beyond", "taken"), [(-1, []), (0, []), (1, [301])])
+def test_a_window_that_would_leave_64_bits(monkeypatch: pytest.MonkeyPatch, beyond: int, taken: list[int]) -> None:
+    """Its batch is processed record by record. A window whose bounds just fit is processed in columns."""
+    by_columns, by_records = pair_of(topology(sessions(10, 5), "on_update"))
+    at_once: list[int] = []
+    take_records = by_columns.task.take_records
+    monkeypatch.setattr(by_columns.task, "take_records", lambda part: (at_once.append(len(part)), take_records(part)))
+    batch = [Piped(b"a", b'{"n":1}', 0)] * 300 + [Piped(b"a", b'{"n":1}', INT64_MAX - 15 + beyond)]
+    pipe_all((by_columns, by_records), batch)
+    require_equal(by_columns, by_records)
+    assert at_once == taken
+
+
 def test_large_sums_that_were_restored_are_known() -> None:
     """Restored sums count towards the 64-bit limit."""
     made = topology(sessions(10, 1_000), "on_update")
@@ -160,7 +174,7 @@ def test_a_batch_is_left_where_it_is_cut_once_there_is_no_time(windowed: Windowe
     for driver in (cut, whole):
         schedule(driver, 100, [])
     piped = [Piped(b"ab"[n % 2 : n % 2 + 1], b'{"n":%d}' % n, n * 3) for n in range(100)]
-    for at in (10, 11, 70):
+    for at in (10, 12, 70):
         piped[at] = Piped(b"a", b"{", 0)
     keys, values, times = (list(column) for column in zip(*piped, strict=True))
     columns = Columns("in", 0, keys, values, np.array(times), np.arange(len(piped)))
@@ -169,11 +183,48 @@ def test_a_batch_is_left_where_it_is_cut_once_there_is_no_time(windowed: Windowe
         cut.task.process(columns[cut.task.sources.get("in", 0) :], 0, lambda: False)
         stops.append(cut.task.sources["in"])
         assert cut.task.metrics.records_total == stops[-1]
-    assert stops == [1, 10, 11, 12, 35, 68, 70, 71, 100]
+    assert stops == [1, 10, 11, 12, 13, 35, 68, 70, 71, 100]
     whole.pipe_columns("in", piped)
     for driver in (cut, whole):
         driver.commit()
     require_equal(cut, whole)
+
+
+def test_records_without_a_key_are_counted_in_their_turn() -> None:
+    """They are counted once, also around records that the kernel rejects, and the last of them is named."""
+    drivers = pair_of(topology(sessions(10, 1_000), "on_update"))
+    half = b'{"n":%d}' % 2**62
+    keys = [b"a", None, None, None, b"a", b"a", None, None, None, None]
+    pipe_all(drivers, [Piped(key, half, at) for at, key in enumerate(keys)])
+    require_equal(*drivers)
+    metrics = drivers[0].task.metrics
+    assert (metrics.skipped_total, metrics.dead_letters_total) == (7, 2)
+
+
+def test_a_large_batch_is_cut_at_records_that_are_rejected() -> None:
+    """One cannot be decoded, and the kernel rejects two, the second of which begins a part."""
+    drivers = pair_of(topology(sessions(10, 1_000), "on_update"))
+    valid, half = Piped(b"a", b'{"n":1}', 0), Piped(b"b", b'{"n":%d}' % 2**62, 0)
+    pipe_all(drivers, [*[valid] * 300, Piped(b"a", b"{", 0), half, half, half, valid])
+    require_equal(*drivers)
+    assert drivers[0].task.metrics.dead_letters_total == 3
+
+
+@pytest.mark.parametrize("start", [50, 100])
+def test_a_schedule_that_is_due_already_cuts_a_batch(start: int) -> None:
+    """A schedule that begins at the stream time or before fires after the next record, even after an earlier one."""
+    fired: list[list[tuple[int, int]]] = [[], []]
+    drivers = pair_of(topology(sessions(10, 1_000), "on_update"))
+    for driver, seen in zip(drivers, fired, strict=True):
+        driver.pipe_columns("in", [Piped(b"a", b'{"n":1}', 100)])
+        task = driver.task
+
+        def note(now: int, task: Any = task, seen: list[tuple[int, int]] = seen) -> None:
+            seen.append((now, task.sources["in"]))
+
+        task.schedule(1_000, PunctuationType.STREAM_TIME, note, start=start)
+        driver.pipe_columns("in", [Piped(b"a", b'{"n":1}', at) for at in (10, 20, 60)])
+    assert fired == [[(100, 2)], [(100, 2)]]
 
 
 KINDS: dict[str, Windowed] = {
@@ -199,6 +250,23 @@ def test_other_nodes_beside_the_windows_disable_batches(kind: str) -> None:
         aggregation = own if how == "own functions" else Count()
         KINDS[kind](stream.group_by_key()).aggregate("s", result=aggregation).on_close().to("out")
         assert driver_of(builder.build(), 1).task.vectorized_executors == {}
+
+
+@pytest.mark.parametrize("emit", ["on_close", "on_update"])
+@pytest.mark.parametrize("deduplicate_updates", [False, True])
+def test_each_update_is_forwarded_by_its_record(emit: Emit, deduplicate_updates: bool) -> None:
+    """With on_update(), records are processed singly unless updates are deduplicated."""
+    made = topology(KINDS["session"], emit)
+    driver = TopologyTestDriver(made, deduplicate_updates=deduplicate_updates, errors=ErrorHandlers())
+    assert (path_of(driver) is None) == (emit == "on_update" and not deduplicate_updates)
+
+
+def test_a_source_without_windows_may_precede_one_with_windows() -> None:
+    """Each source is judged alone."""
+    builder = StreamsBuilder()
+    builder.stream("first").to("copy")
+    KINDS["session"](builder.stream("in").group_by_key()).aggregate("s", result=Count()).on_close().to("out")
+    assert list(driver_of(builder.build(), 1).task.vectorized_executors) == ["in"]
 
 
 BETWEEN: dict[str, Callable[[Stream], Stream]] = {
@@ -537,6 +605,61 @@ def test_an_interrupted_batch_calls_functions_once_a_record(turns: list[int]) ->
         driver.commit()
     assert called[0] == called[1]
     assert seen(by_columns) == seen(by_records)
+
+
+def test_a_window_beyond_64_bits_behind_functions() -> None:
+    """Its batch is processed record by record, at least one in each turn. Functions are called once a record."""
+    called: list[Calls] = [Counter(), Counter()]
+    by_columns, by_records = (chained_driver(c, n, "on_update") for c, n in zip(called, (1, RECORDS_ONLY), strict=True))
+    columns = Columns("in", 0, [b"a"] * 2, [b'{"n":1}', b'{"n":6}'], np.array([0, INT64_MAX]), np.arange(2))
+    for driver in (by_columns, by_records):
+        driver.task.process(columns, 0, lambda: False)
+        assert driver.task.sources["in"] == 1
+        driver.task.process(columns[1:], 0, lambda: False)
+        driver.commit()
+    assert called[0] == called[1]
+    assert seen(by_columns) == seen(by_records)
+
+
+def test_an_error_that_ends_the_worker_names_the_record_that_closed_the_window() -> None:
+    """A node below the windows raises it, so a store has taken the batch."""
+
+    def misused(window: Any) -> Any:
+        raise ConfigError("of the program, not of the record")
+
+    builder = StreamsBuilder()
+    windows = builder.stream("in").group_by_key().session_window(10, 5).aggregate("s", count=Count())
+    windows.on_close().map_values(misused).to("out")
+    driver = TopologyTestDriver(builder.build(), commit_each=False, columns_min=1, errors=ErrorHandlers())
+    with pytest.raises(ProcessingFailed, match="in-0@1, which a store had taken"):
+        driver.pipe_columns("in", [Piped(b"a", b"{}", at) for at in (0, 50, 51)])
+
+
+class Level(IntEnum):
+    """An int that no column accepts."""
+
+    LOW = 1
+    HIGH = 5
+
+
+def test_functions_are_called_once_for_numbers_that_fit_no_column() -> None:
+    """Records are then processed one by one, with the results of their functions, also if time has run out."""
+    calls: list[int] = []
+
+    def level(value: Value) -> Mapped:
+        calls.append(value.n)
+        return Mapped(Level.HIGH if value.n % 2 else Level.LOW)
+
+    builder = StreamsBuilder()
+    mapped = builder.stream("in", value=Value).map_values(level, Mapped)
+    mapped.group_by_key().session_window(10, 5).aggregate("s", total=Sum("twice")).on_close().to("out")
+    task = TopologyTestDriver(builder.build(), commit_each=False, columns_min=1, errors=ErrorHandlers()).task
+    values = [b'{"n":%d}' % n for n in range(9)]
+    columns = Columns("in", 0, [b"a"] * 9, values, np.arange(9), np.arange(9))
+    for times, stop in ((4, 5), (8, 9)):
+        task.process(columns[task.sources.get("in", 0) :], 0, left(times))
+        assert (task.sources["in"], calls) == (stop, list(range(stop)))
+    assert [row.states for row in task.stores["s"].rows()] == [[(25, 9)]]
 
 
 def test_records_beyond_the_time_slice_are_not_processed() -> None:
