@@ -171,7 +171,8 @@ class StreamJoin(TimedProcessor):
         # KIP-962: a left record without a key is kept, because no right record can match. KStreamKStreamJoin advances
         # its time with such a record and with skipped ones. Here only records that are taken advance it.
         if record.key is None and value is not None and self._left and side == LEFT:
-            self.context.forward(record._replace(value=self._joiner(value, None)))
+            ((remembered,),) = self._stores[LEFT].check(b"", [(Remembered(value, False),)])
+            self.context.forward(record._replace(value=self._joiner(remembered.value, None)))
             return
         if record.key is None or value is None:
             self.context.count_skipped("null key" if record.key is None else "null value")

@@ -331,6 +331,16 @@ def test_a_joiner_gets_the_types_that_a_restore_gives(topics: tuple[str, str]) -
     assert out(driver) == [(("dict", "dict"), 0)]
 
 
+def test_a_joiner_gets_these_types_also_for_a_left_record_without_a_key() -> None:
+    """Such a record is not stored, but its value is that of a record with a key."""
+    builder = StreamsBuilder()
+    left = builder.stream("left").map_values(lambda v: defaultdict(int, v))
+    left.left_join(builder.stream("right"), lambda a, b: type(a).__name__, JoinWindows.of(10), name="j").to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("left", value=b'{"n":1}')
+    assert [record.value for record in driver.read("out")] == [b'"dict"']
+
+
 def test_a_join_rejects_objects_without_a_declared_type() -> None:
     """Without `value=`, a restore does not know the type of a mapper's objects: their records are dead letters."""
     builder = StreamsBuilder()
