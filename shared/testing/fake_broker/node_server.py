@@ -37,6 +37,7 @@ from penstock.shared.testing.fake_broker.protocol import (
     encode_response,
 )
 from penstock.shared.testing.fake_broker.request import Request
+from penstock.shared.testing.fake_broker.topics import NO_LEADER
 
 FRAME_BYTES_MAX = 100 * 1024 * 1024
 """Kafka's `socket.request.max.bytes`: a longer request closes the connection."""
@@ -199,6 +200,7 @@ class NodeServer:
                 for row in topic.partitions:
                     if TopicPartition(topic.name, row.partition) in action.partitions:
                         row.error_code = action.code
+                        row.leader_id = NO_LEADER
             return response
         failures = failed_response(request, action.code, action.partitions)
         if action.partitions is None and not action.handled:

@@ -218,7 +218,7 @@ async def test_a_partition_of_metadata_can_fail(cluster: FakeCluster, wire: Wire
         (topic,) = (await wire.request(Api.METADATA, topics=topics)).topics
         rows = sorted((row.partition, row.error_code, row.leader_id) for row in topic.partitions)
         assert topic.error_code == ErrorCode.NONE
-        assert rows == [(0, ErrorCode.NONE, 1), (1, ErrorCode.LEADER_NOT_AVAILABLE, 1)]
+        assert rows == [(0, ErrorCode.NONE, 1), (1, ErrorCode.LEADER_NOT_AVAILABLE, -1)]
 
 
 async def test_a_handled_request_with_acks_zero_can_fail(cluster: FakeCluster, wire: Wire) -> None:
