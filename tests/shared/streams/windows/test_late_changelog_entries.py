@@ -208,9 +208,14 @@ def test_a_function_of_the_users_that_rejects_the_value() -> None:
 
 def test_a_state_that_cannot_be_encoded_costs_no_late_record() -> None:
     """The records go to the late topic as they do without a lake."""
-    of = topology("session", {"odd": Aggregate(dict, lambda state, value: object(), lambda one, other: one)})
-    task = task_of(of)
-    task.process(columns([(b"a", 1_000, {})]), 0)  # a dead letter: its state cannot be encoded
+
+    class Odd(CollectList):
+        def to_columns(self, state: list[Any]) -> tuple[Any, ...]:
+            raise TypeError("cannot be encoded")
+
+    task = task_of(topology("session", {"odd": Odd("p")}))
+    # A dead letter: its state cannot be encoded.
+    task.process(columns([(b"a", 1_000, {})]), 0)
     task.stores["s"].windows.begin(1_000, 900)
     task.process(columns([(b"a", 1, {}), (b"a", 2, {})], 1), 0)
     changelog = Changelog()
