@@ -1,4 +1,4 @@
-"""How many examples a property test draws: all in the profile `thorough`, one in five otherwise.
+"""How many examples a property test draws: one in five in the profile `quick`, the default, and all in the others.
 
 Each run draws other examples, so six runs draw more than a thorough one. The variable HYPOTHESIS_PROFILE names the
 profile; `scripts/test --soak` and `scripts/mutate` set it. The profile `mutation` is `thorough` without the search for

@@ -4,7 +4,7 @@ A task never awaits, so a user's function must have done its work when it return
 function returns at once and its body never runs, so the record would be lost without a trace. Such a function is
 rejected before it is called, if possible when the topology is defined. Only a function that returns several values may
 be a generator function. A plain function may also return a coroutine of another function. That is an error of the
-current record, as if the function had raised.
+current record, as if the function had raised. In the initializer of an `Aggregate`, it is a ConfigError.
 
 >>> plain("filter: predicate", 3)
 Traceback (most recent call last):

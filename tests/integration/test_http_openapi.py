@@ -127,7 +127,7 @@ def stores(method: str, path: str) -> bool:
 
 
 def test_no_generated_request_ends_in_a_500(gateway: str) -> None:
-    """Generated requests, for existing and other names, never get a 500, and answers match the schema."""
+    """Generated requests, for existing and other names, never get a 500, and responses match the schema."""
     statuses = call_operations(gateway, 2, {})
     assert len(statuses) > 60
     statuses = call_operations(gateway, 2, known(gateway), lambda method, path: not stores(method, path))

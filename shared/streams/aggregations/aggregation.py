@@ -443,8 +443,8 @@ def restored_state(aggregation: Aggregation[Any], state: Any, columns: Sequence[
         was, becomes = map(repr, _different_parts(state, restored))
         if was == becomes:
             raise DataError(
-                f"a value does not equal its restored copy, which is {was[:SHOWN_MAX]} as well: its class must compare "
-                "by value (for a struct or a dataclass, without eq=False)"
+                f"a value does not equal its restored copy, which is {was[:SHOWN_MAX]} as well: a class in it does not "
+                "compare by value (a struct or a dataclass with eq=False), or it is a NaN"
             )
         raise DataError(
             f"a restore would make {becomes[:SHOWN_MAX]} of {was[:SHOWN_MAX]}: declare the type of the values, or use "

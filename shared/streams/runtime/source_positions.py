@@ -221,7 +221,7 @@ def start_position_of(
 async def has_record_between(
     consumer: Consumer, at: TopicPartition, position: int, end: int, timeout_ms: int = UNREAD_TIMEOUT_MS
 ) -> bool:
-    """Return whether the consumer can read a record of the partition from `position` to before `end`.
+    """Return whether the consumer can read a record of the partition from `position` on. The search ends at `end`.
 
     Transaction markers and the watermarks of tasks do not count. Assigns the partition to the consumer. Raises
     KafkaTimeout if the consumer's position does not advance for `timeout_ms`, for example because a transaction is
@@ -239,7 +239,9 @@ async def has_record_between(
                         return True
         except TimeoutError:
             spanned = f"offsets {reached} to {end - 1}"
-            raise KafkaTimeout(f"{at}: the records at {spanned} were not received within {timeout_ms} ms") from None
+            raise KafkaTimeout(
+                f"{at}: the records at {spanned} were not received within {timeout_ms} ms; a transaction may be open"
+            ) from None
         reached = following
     return False
 

@@ -362,8 +362,8 @@ class StreamWorker(RebalanceListener):
             )
             for partition in revoked & self._owned.keys():
                 owned = self._owned.pop(partition)
-                # The task is being restored, perhaps because its commit has just failed. Or it is restored and was not
-                # collected yet.
+                # The task is not running: it is being restored, perhaps because its commit has just failed, its restore
+                # was not collected yet, or its restore has failed.
                 if owned.task is None:
                     await owned.close()
                 else:

@@ -1,4 +1,4 @@
-"""The OpenAPI document: it is complete, its examples are valid, and answers match it."""
+"""The OpenAPI document: it is complete, its examples are valid, and responses match it."""
 
 from __future__ import annotations
 

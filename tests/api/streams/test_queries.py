@@ -155,7 +155,7 @@ async def test_query_parameters_reach_the_view() -> None:
 
 
 async def test_keys_may_be_bytes() -> None:
-    """`key_base64` is a key of bytes, and answers contain bytes as base64; invalid or duplicate keys are a 400."""
+    """`key_base64` is a key of bytes, and responses contain bytes as base64; invalid or duplicate keys are a 400."""
     response = await get("/v1/streams/stores/s?key_base64=_wE=&key_to_base64=YQ%3D%3D")
     assert (response.json()["key"], response.json()["key_to"]) == ("/wE=", "YQ==")
     for wrong in ("key_base64=%25", "key=a&key_base64=YQ==", "key_from_base64=YQ"):

@@ -518,7 +518,7 @@ async def test_a_poll_without_records_is_repeated(monkeypatch: pytest.MonkeyPatc
         assert (await read(kafka, 3, 3)).read_to == 3
 
 
-async def test_the_idle_time_begins_again_with_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_range_whose_records_arrive_is_never_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """A range may take longer than the idle time, as long as its records arrive."""
     monkeypatch.setattr(compaction_task, "POLL_MS", 10_000)
     monkeypatch.setattr(compaction_task, "POLL_RECORDS", 1)
