@@ -57,12 +57,13 @@ async def send(cluster: FakeCluster, records: int) -> None:
 
 
 async def wait_until_shared(aggregator: Aggregator) -> None:
-    """Wait until each of two partitions has a running task with open windows, and a standby."""
+    """Wait until the aggregator knows the owners of two running tasks with open windows, and their standbys."""
     async with asyncio.timeout(WAIT_S):
         while True:
             state = await aggregator._application_view.describe()
             counts = len(state["tasks"]), len(state["standbys"]), len(state.get("instances", ()))
-            if counts == (2, 2, 2) and all(task.get("state_rows") for task in state["tasks"]):
+            is_known = counts == (2, 2, 2) and not state.get("missing")
+            if is_known and all(task.get("state_rows") for task in state["tasks"]):
                 return
             await asyncio.sleep(0)
 
