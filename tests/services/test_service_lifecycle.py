@@ -6,8 +6,6 @@ Signals are tested with processes elsewhere.
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +20,7 @@ from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import BrokerNotAvailable, ConfigError
 from penstock.shared.common.settings import DaemonSettings, LogSettings
 from tests import virtual_time
+from tests.services.stuck_thread import StuckThread
 
 LIMIT_MS = 50
 
@@ -223,21 +222,9 @@ def test_an_invalid_setting_ends_serve(
 def test_a_thread_delays_the_exit_only_for_a_grace_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a thread has not ended after the shutdown, the process ends without it, with the daemon's status."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(service_lifecycle, "EXIT_GRACE_MS", 1, raising=False)
-    exits = list[int]()
-    ended = threading.Event()
-    started = list[asyncio.Task[bool]]()
-
-    def end(status: int) -> None:
-        exits.append(status)
-        ended.set()
-
-    async def stalled_read() -> None:
-        started.append(asyncio.create_task(asyncio.to_thread(ended.wait, 5)))
-
-    monkeypatch.setattr(os, "_exit", end)
-    _serve(lambda settings: Service(main_loop=stalled_read, shutdown=_broken))
-    assert exits == [1]
+    stuck = StuckThread(monkeypatch)
+    _serve(lambda settings: Service(main_loop=stuck.start, shutdown=_broken))
+    assert stuck.exits == [1]
 
 
 async def test_a_child_is_restarted_until_its_settings_are_invalid() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
 import socket
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.api.connect.routes import StartingApp
-from penstock.services import service_lifecycle as service
 from penstock.services.connect.daemon import PORT_IN_USE, ConnectDaemon
 from penstock.services.connect.main import main
 from penstock.services.connect.property_files import ConnectorFile, read_connector_file, read_properties
@@ -31,6 +27,7 @@ from penstock.shared.connect.herder.leader_client import LeaderClient, LeaderReq
 from penstock.shared.connect.runtime.states import TargetState
 from penstock.shared.connect.runtime.worker_config import StandaloneConfig
 from penstock.shared.testing.fake_broker import FakeCluster
+from tests.services.stuck_thread import StuckThread
 
 CONVERTERS = "key.converter=org.apache.kafka.connect.json.JsonConverter\n" + (
     "value.converter=org.apache.kafka.connect.json.JsonConverter\n"
@@ -321,20 +318,8 @@ async def test_a_port_in_use_is_reported_for_listeners() -> None:
 
 def test_a_thread_delays_the_exit_only_for_a_grace_period(worker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a connector's thread has not ended after the shutdown, the process ends without it."""
-    exits = list[int]()
-    ended = threading.Event()
-    started = list[asyncio.Task[bool]]()
-
-    def end(status: int) -> None:
-        exits.append(status)
-        ended.set()
-
-    async def stalled_write(self: ConnectDaemon) -> None:
-        started.append(asyncio.create_task(asyncio.to_thread(ended.wait, 5)))
-
-    monkeypatch.setattr(service, "EXIT_GRACE_MS", 1)
-    monkeypatch.setattr(os, "_exit", end)
-    monkeypatch.setattr(ConnectDaemon, "startup", stalled_write)
-    monkeypatch.setattr(ConnectDaemon, "main_loop", stalled_write)
+    stuck = StuckThread(monkeypatch)
+    monkeypatch.setattr(ConnectDaemon, "startup", stuck.start)
+    monkeypatch.setattr(ConnectDaemon, "main_loop", stuck.start)
     assert main(["distributed", str(worker)]) == 0
-    assert exits == [0]
+    assert stuck.exits == [0]
