@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 from prometheus_client import CollectorRegistry
 
@@ -61,6 +61,7 @@ from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.idleness import advance_idle_time
 from penstock.shared.streams.task.metrics import RestoreMetrics
 from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.task.task_context import Guarantee
 from penstock.shared.streams.topology import Topology
 
 log = get_logger(__name__)
@@ -80,7 +81,7 @@ class WorkerDescription(TypedDict):
 
     application_id: str
     instance: str
-    processing_guarantee: Literal["exactly_once", "at_least_once"]
+    processing_guarantee: Guarantee
     topology: str
     tasks: list[TaskDescription]
     standbys: list[StandbyDescription]
