@@ -1,4 +1,4 @@
-"""The `penstock` command. Each subcommand is a service, a job or the local set-up, imported only when it runs."""
+"""The `penstock` command. The module of each subcommand is imported only when the subcommand runs."""
 
 from __future__ import annotations
 

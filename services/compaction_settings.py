@@ -20,7 +20,7 @@ OPTIMIZE_FILES_MAX = 20
 RETENTION_HOURS_MIN = 24
 """The shortest time for which versions of the lake's tables stay readable: longer than a job, restore or query."""
 RETENTION_DAYS_MAX = 100_000
-"""The limit for closed windows: nearly three centuries, so that now minus this is a valid date."""
+"""The limit for closed windows: nearly three centuries. A current event time minus this is a valid date."""
 SPARK_MASTER = r"^(local(-cluster)?(\[.+\])?|spark://[^,]+:\d+(,[^,]+:\d+)*|yarn|k8s://.+)$"
 """Valid Spark masters; Spark's own launcher prints a stack trace for anything else."""
 

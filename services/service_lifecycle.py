@@ -4,7 +4,7 @@ SIGTERM or SIGINT cancels `main_loop` and runs `shutdown`. The two share the lim
 `run` returns. The process then waits at most EXIT_GRACE_MS for threads and tasks that have not ended. A second
 signal ends the process at once. The exit status is 0 if the work is done or a requested shutdown succeeded. It is 1
 after an error, also if the limit passed. It is 2 after an error that only other settings fix (ConfigError: a port in
-use, a missing file).
+use, a missing file). A StartFailed error has its own exit status.
 
 A Penstock error is logged as one line. An unexpected error is logged with its traceback.
 """

@@ -43,7 +43,7 @@ class DeadLetters(Protocol):
         ...
 
     async def read_newest(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
-        """Return the newest `records` of a topic, and the number of records `scanned` to find them.
+        """Return the newest records of a topic as `records`, and the number of records read to find them as `scanned`.
 
         Dead letters are sorted by the time at which they were written, newest first. A late record has only its event
         time, so the newest offsets of each partition of a late topic are taken in turn.
@@ -114,8 +114,9 @@ class SourceCoordinates(TypedDict):
 class DeadLetterRow(TypedDict, total=False):
     """A record of a dead-letter or late topic.
 
-    If the record is neither a dead letter nor a late record, the optional fields are left out, not null. A late record
-    lacks only `exception`, `attempts` and `group`. No record of a late topic has `written_ms`.
+    Every record of a dead-letter topic has `written_ms`, and no record of a late topic has it. A late record lacks
+    `exception`, `attempts` and `group`. A record that is neither a dead letter nor a late record lacks all other
+    optional fields. Missing fields are left out, not null.
     """
 
     partition: Required[of.Partition]
@@ -146,7 +147,7 @@ class DeadLettersResponse(TypedDict):
 
 
 class ReplayResponse(TypedDict, total=False):
-    """The numbers of dead letters that were sent and left out; of a dry run `would_send` alone."""
+    """The counts of a replay. A dry run has only the count `would_send`."""
 
     topic: Required[DeadLetterTopicName]
     dry_run: Required[bool]

@@ -1,7 +1,8 @@
 """Administration over HTTP: the cluster, topics, groups and their offsets.
 
 Every route is a thin layer over `penstock.shared.clients.admin`. The table in `problem` maps errors to responses.
-Offsets change only while a group has no members. Otherwise the response is 409 and names the members.
+Offsets change only while a group has no members. Otherwise, except for a dry run, the response is 409 and names the
+members.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class ToOffset(BaseModel):
 
 
 class ToTimestamp(BaseModel):
-    """The offset of the first record at or after a time (ms since the epoch)."""
+    """The offset of the first record at or after a time (ms since the epoch); the end offset if there is none."""
 
     model_config = ConfigDict(extra="forbid")
     timestamp_ms: int = Offset

@@ -43,7 +43,8 @@ EVENTS_MAX = 200
 RESTORE_RATE_RECORDS_MIN = 10_000
 """The duration of a restore of fewer records is the fixed cost of connections, not a rate."""
 RESTORE_RECORDS_PER_MS = 100
-"""The assumed rate if no restore had RESTORE_RATE_RECORDS_MIN records. Disk is a little slower, memory faster."""
+"""The assumed rate if no restore had RESTORE_RATE_RECORDS_MIN records. A store on disk is a little slower, one in
+memory faster."""
 
 STORED = "penstock_ingest_stored_records_total"
 REJECTED = "penstock_ingest_rejected_records_total"
@@ -55,7 +56,8 @@ LATENCY_BUCKET = "penstock_ingest_request_seconds_bucket|"
 
 
 Metrics = Mapping[str, float]
-"""Maps a metric's name to its value, summed over its labels. A latency histogram adds `<name>_bucket|<bound>`."""
+"""Maps a metric's name to its value, summed over its labels. Buckets of the ingest latency have the name
+`<name>_bucket|<bound>`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +335,7 @@ def _latency_histogram(service: ServiceSample) -> dict[float, float]:
 def latency_quantile_ms(counts: Mapping[float, float], quantile: float) -> float | None:
     """Return a quantile in ms of the overview's ingest latency, interpolated between the bounds of a histogram.
 
-    `counts` are cumulative, by upper bound in seconds.
+    `counts` are cumulative, by upper bound in seconds. Returns None without a request.
 
     >>> latency_quantile_ms({0.01: 50, 0.1: 100, float("inf"): 100}, 0.5)
     10.0
@@ -414,7 +416,7 @@ def _state_by_application(services: Sequence[ServiceSample]) -> dict[str, Mappin
 
     An instance reports its own tasks and those of the other instances that it knows and can reach, or only its own. So
     a task counts if any instance reports it. The compactions are those of the first report with a task of partition 0,
-    whose owner runs them.
+    whose owner runs them, or else those of the first report.
     """
     reports: dict[str, list[Mapping[str, Any]]] = {}
     for sample in services:

@@ -118,7 +118,7 @@ def create_app(
 
 
 def create_health_app(service: str, checks: Mapping[str, Check], registry: CollectorRegistry) -> FastAPI:
-    """Return the app of a service that has only the routes `/health` and `/metrics`."""
+    """Return the app of a service that needs no routes but `/health` and `/metrics`."""
     app = FastAPI(title=f"Penstock {service}", docs_url=None, redoc_url=None)
     problem.install_problem_handlers(app)
     app.include_router(health_router(service, checks, registry))

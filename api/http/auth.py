@@ -8,12 +8,12 @@ made the browser send it, unless `cors_origins` lists that origin (`penstock.api
 request that needs the scope admin: the client, the request and its status, never a secret.
 
 A credential is a name and a secret. A client sends the secret as a bearer token, or name and secret as basic auth. A
-request's secret is compared with every configured secret in constant time, so the response time reveals nothing.
+request's secret is compared with every configured secret in constant time, so the response time reveals no secret.
 
 | scope | what it allows |
 |---|---|
 | ingest | storing events and records, by any of the interfaces |
-| read | requests that change nothing |
+| read | `GET`, `HEAD` and `OPTIONS` requests |
 | admin | all other requests, and those of `read` |
 
 `GET /v3/clusters` is allowed to every client with credentials: clients of REST Proxy v3 request the cluster's id before

@@ -39,7 +39,7 @@ class BodyStalled(PenstockError):
 
 
 class ServiceShuttingDown(PenstockError):
-    """The service is shutting down, and the body did not end before the drain's deadline."""
+    """The service is shutting down, and the drain's deadline has passed."""
 
 
 class ClientDisconnected(Problem):

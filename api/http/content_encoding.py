@@ -131,7 +131,7 @@ class Inflater:
 def inflater_of(headers: Headers) -> Inflater | None:
     """Return the inflater for a request's body; None for a plain body.
 
-    Raises Problem (415) for an encoding that is not in STREAMS, or for several encodings.
+    Raises Problem (415) for an unsupported encoding, or for several encodings.
     """
     names = [name.strip() for name in ",".join(headers.getlist("content-encoding")).lower().split(",")]
     encodings = [ALIASES.get(name, name) for name in names if name not in ("", "identity")]

@@ -1,4 +1,4 @@
-"""`/health` and `/metrics`, which every daemon serves.
+"""The routes `/health` and `/metrics` of a service.
 
 Checks run together, each within a time limit. A check that fails, raises or takes too long makes the service unhealthy:
 the response is 503 with the reason. Both paths need no credentials, for orchestrators and Prometheus. They show names

@@ -30,7 +30,7 @@ class LivenessClient(Protocol):
     """A client of Kafka that knows when it last received a response."""
 
     def silent_ms(self) -> float | None:
-        """Return the milliseconds since the last response of any broker; None while not connected."""
+        """Return the milliseconds since the last response of any broker; None while the client is not open."""
         ...
 
     def ping(self) -> None:

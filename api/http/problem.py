@@ -1,7 +1,7 @@
 """Errors as HTTP responses: RFC 9457 problem details, from one table.
 
-Each error class has one status and one stable `error_code`. If the same request may succeed later, the response has
-`Retry-After`. The look-up follows the class hierarchy, so a new subclass is answered like its base:
+Each error class has one status and one stable `error_code`. If a retry is advised, the response has `Retry-After`. The
+look-up follows the class hierarchy, so a new subclass is answered like its base:
 
 >>> from penstock.shared.common.errors import BufferExhausted, NotEnoughReplicas
 >>> kind_of(BufferExhausted()).status, kind_of(NotEnoughReplicas()).error_code, kind_of(ValueError()).status
@@ -45,7 +45,7 @@ ErrorMessage = Annotated[str, Field(examples=["flights: no such topic"])]
 
 
 class ErrorKind(NamedTuple):
-    """How an error is answered. `retry_after_s` is None if the same request will fail again."""
+    """How an error is answered. `retry_after_s` is None if no retry is advised."""
 
     status: int
     error_code: str
@@ -100,7 +100,7 @@ KINDS: Mapping[type[errors.PenstockError], ErrorKind] = {
 
 
 def kind_of(error: BaseException) -> ErrorKind:
-    """Return how an error is answered as a problem, by its class or the nearest base class in the table."""
+    """Return how an error is answered as a problem, by its class or the nearest base in the table; else UNEXPECTED."""
     for base in type(error).__mro__:
         kind = KINDS.get(base)
         if kind is not None:
@@ -160,8 +160,8 @@ _REST_CODES: Mapping[str, int] = {
     "AUTHORIZATION_FAILED": 40301,
     "UNKNOWN_PARTITION": UNKNOWN_PARTITION,
 }
-"""REST Proxy's error codes (rest-utils' KafkaExceptionMapper, kafka-rest's Errors). The code of any other error is its
-status, or for statuses from 500 on NON_RETRIABLE or RETRIABLE."""
+"""REST Proxy's error codes (rest-utils' KafkaExceptionMapper, kafka-rest's Errors). For unknown topics see
+`rest_error_code`. The code of any other error is its status, or for statuses from 500 on NON_RETRIABLE or RETRIABLE."""
 
 
 def has_rest_errors(path: str) -> bool:

@@ -27,7 +27,7 @@ log = get_logger(__name__)
 
 BACKLOG = 2_048
 CONCURRENT_REQUESTS_MAX = 2_000
-"""Beyond this many connections or requests uvicorn answers 503. Each request may buffer `max_body_bytes`."""
+"""From this many connections or requests on uvicorn answers 503. Each request may buffer `max_body_bytes`."""
 
 GRACE_MS = 10_000
 

@@ -4,7 +4,7 @@ Without an order, many large requests would advance together and all end late. S
 batch of events that it parses and sends. The rules:
 
 1. A request is bulk once its body is longer than BULK_BYTES or has more than BULK_EVENTS events. A small request needs
-   no turn and is not in the queue.
+   no turn.
 2. There are `at_once` turns. A free turn goes to the first request in the queue that has received data to parse.
 3. No turn is granted while `in_flight_max` records of bulk requests are not acknowledged. More records would only fill
    the producer's buffer and delay the records of small requests.
@@ -73,7 +73,7 @@ class Turn:
         self.release()
 
     def count_in_flight(self, records: int, outcomes: asyncio.Future[Any]) -> None:
-        """Count `records` as in flight until `outcomes` is done, or for TURN_TIMEOUT_MS."""
+        """Count a bulk request's `records` as in flight until `outcomes` is done, or for TURN_TIMEOUT_MS."""
         if self._turns is not None:
             self._turns.add_in_flight(records)
             outcomes.add_done_callback(_Once(partial(self._turns.add_in_flight, -records)))

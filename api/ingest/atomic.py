@@ -2,9 +2,9 @@
 
 The body is buffered (up to `max_body_bytes`) before anything is sent. Then its events, and the key if there is one, are
 written in one transaction. The transaction contains the response too, if there is a key. The response is sent after the
-commit. If a request with the same key and fingerprint arrives again, it is answered with the stored response, and its
-events are not stored again. The fingerprint is made from the topic, `?atomic`, the body and the headers that
-determine the records. A key belongs to one principal and one topic.
+commit. If a request with the same key and fingerprint arrives again within `idempotency_ttl_ms`, it is answered with
+the stored response, and its events are not stored again. The fingerprint is made from the topic, `?atomic`, the body
+and the headers that determine the records. A key belongs to one principal and one topic.
 
 >>> first = idempotency_key('"order-7"', "orders", b"[1]", [], atomic=False, principal="ann")
 >>> again = idempotency_key("order-7", "orders", b"[1]", [], atomic=False, principal="ann")

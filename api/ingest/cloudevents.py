@@ -69,7 +69,7 @@ class CloudEvent(NamedTuple):
 
     attributes: Mapping[str, str]
     content_type: str
-    """`datacontenttype`; JSON if the event lacks it; empty for base64 data without a type."""
+    """`datacontenttype`. Without it: JSON for JSON data and in binary mode, else empty."""
     data: bytes | None
     is_json: bool
     """Whether the data is declared to be JSON."""

@@ -1,6 +1,6 @@
 """Parses events: converts the bytes of a JSON value to a record, with its key and its event time.
 
-Sans-IO. Decoding validates the value. The stored value is the received bytes.
+Sans-IO, except for reading schema files. Decoding validates the value. The stored value is the received bytes.
 
 >>> flights = TopicSettings(key=["/carrier", "/origin"], time="/at")
 >>> reader = topic_reader(IngestSettings(), flights)
@@ -268,7 +268,7 @@ def _event_time_reader(unit: TimeUnit, earliest: str) -> ReadTime:
 
 
 def number_or_text(text: str) -> int | str:
-    """Return an event time in a header or an attribute as `ReadTime` takes it: as a number if it has only digits.
+    """Return an event time in a header or an attribute for `ReadTime`: a number if it is at most DIGITS_MAX digits.
 
     >>> number_or_text("1357035300000"), number_or_text("2013-01-01T05:15:00Z")
     (1357035300000, '2013-01-01T05:15:00Z')
@@ -329,7 +329,7 @@ def _json_type_name(value: Any) -> str:
 
 
 def explain_malformed(value: bytes, error: InvalidJson) -> EventRejected:
-    """Return EventRejected for an event or a body that is not JSON, with the position of the first wrong character."""
+    """Return EventRejected for an event or a body that is not JSON, with the position of the error if it is known."""
     reason = str(error)
     if reason == NOT_UTF8:
         at = _first_non_utf8_byte(value)
@@ -432,8 +432,8 @@ class EventParser:
         """Parse events at the positions `first`, `first + 1`, ... Blank values are skipped, but count as a position.
 
         `headers` are the headers of every record. `event` has the key and the time from a CloudEvent's attributes,
-        which take precedence over the request's. If its time is invalid, the only result is an error at `first`: a
-        CloudEvent has a single value.
+        which take precedence over the request's. If its time is needed and invalid, the only result is an error at
+        `first`: a CloudEvent has a single value.
         """
         parsed = Parsed()
         read = self.reader.event

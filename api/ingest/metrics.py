@@ -36,7 +36,7 @@ class IngestMetrics:
         self._stored_in: dict[str, Counter] = {}
 
     def answered(self, topic: str, status: int, seconds: float | None = None) -> None:
-        """Count an answered request; `seconds` is the time since its last byte, None if unknown."""
+        """Count an answered request; `seconds` is the time since the request's last byte, None if unknown."""
         metrics_of = self._answered.get((topic, status))
         if metrics_of is None:
             metrics_of = (self._requests.labels(topic, status), self._seconds.labels(topic))

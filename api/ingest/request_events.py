@@ -126,8 +126,8 @@ class BufferedBody:
     ) -> None:
         """Split the content into events.
 
-        Raises Problem: 400 for a malformed object or array, 413 for too many events. A single CloudEvent is checked
-        later.
+        Raises Problem: 400 if the content is not the expected JSON object or array, 413 for too many events. A single
+        CloudEvent is checked later.
         """
         self._parse = parse
         self._clock = clock
@@ -233,7 +233,7 @@ def check_media_type(request: Request) -> str:
 def _key_and_time_of_headers(
     request: Request, topic: str, reader: TopicReader, settings: IngestSettings, clock: Clock
 ) -> tuple[bytes | None, int | None]:
-    """Return the key and the time, in ms since the epoch, that the headers of a request set for all of its events."""
+    """Return the default key and time, in ms since the epoch, that the headers of a request set for its events."""
     own = settings.for_topic(topic)
     key = request.headers.get(own.key_header) if own.key_header else None
     text = request.headers.get(own.time_header) if own.time_header else None

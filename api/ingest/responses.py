@@ -45,7 +45,7 @@ Position = Annotated[int, Field(examples=[2])]
 
 
 class EventError(TypedDict, total=False):
-    """Why an event is not known to be stored. It has the event's `line` in NDJSON, or its `index` in an array."""
+    """Why an event is not known to be stored. It has the event's `line` in NDJSON, else its `index`."""
 
     line: Position
     index: Position
@@ -165,7 +165,7 @@ def accepted_response(result: IngestResult, accepted_count: int) -> Response:
 
 
 def _describe_first_event_error(result: IngestResult, first: RecordError) -> str:
-    """Return the `detail` of ingest's response: the error of the first event, with the number of the other errors."""
+    """Return the `detail` of ingest's response: the error `first`, with the number of the other errors."""
     count = len(result.errors)
     coordinates = f"{result.unit} {first.position}" + (f", column {first.column}" if first.column is not None else "")
     return f"{coordinates}: {first.message}" + (f" (and {count - 1} more)" if count > 1 else "")

@@ -175,7 +175,7 @@ class IngestResult:
 
     @property
     def retry_after_s(self) -> int | None:
-        """Seconds after which failed events may be sent again; None if they would fail again."""
+        """Seconds after which failed or unread events may be sent again; None if that would not help."""
         waits = [e.retry_after_s for e in self.errors if e.retry_after_s is not None]
         if self._popped_retry_after_s is not None:
             waits.append(self._popped_retry_after_s)

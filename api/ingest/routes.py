@@ -4,15 +4,16 @@ it.
 | status | meaning |
 |---|---|
 | 200 | all events are stored |
-| 207 | some are stored; each of the others is listed with its reason and outcome |
+| 207 | some are stored; each other event that was read is listed with its reason and outcome |
 | 500, 504 | none is known to be stored, but some may be |
 | other 4xx and 5xx | none is stored, and the same request may be sent again |
 | 202 | only with `?ack=none`: events were accepted, without a guarantee |
 
 NDJSON is parsed, sent and settled as it arrives, in constant memory. Every other format is buffered, up to
-`max_body_bytes`. NDJSON is buffered as well with `?atomic=true` or an `Idempotency-Key`. An invalid event does not
-affect the others, unless `?atomic=true`. If the rest of a body need not be read (Kafka is unreachable, there are too
-many errors, the service shuts down), the response names the first event that was not read.
+`max_body_bytes`. NDJSON is buffered as well with `?atomic=true` or an `Idempotency-Key`. A streamed response (see
+`streaming_response`) always has the status 207. An invalid event does not affect the others, unless `?atomic=true`. If
+the rest of a body need not be read (Kafka is unreachable, there are too many errors, the service shuts down), the
+response names the first event that was not read.
 """
 
 from __future__ import annotations

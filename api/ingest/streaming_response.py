@@ -6,9 +6,9 @@ previous line, and is written when their outcomes are known:
     {"through_line":20000,"stored":19999,"errors":[{"line":7,...}]}
 
 A line is written when the outcomes of all received events are known. Until then, new outcomes are written about once a
-second. So a client may wait for a line before it sends the next event. The last line has `"status"` and the totals.
-If the connection breaks before the last line, events that no line covers may or may not be stored. A client must read
-while it writes: one that does not read is disconnected after `body_timeout_ms`.
+second while Kafka keeps up. So a client may wait for a line before it sends the next event. The last line has
+`"status"` and the totals. If the connection breaks before the last line, events that no line covers may or may not be
+stored. A client must read while it writes: one that does not read is disconnected after `body_timeout_ms`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from penstock.shared.common.errors import PenstockError
 
 NDJSON_TYPE = "application/x-ndjson"
 EVERY_MS = 1_000
-"""The longest time between two lines while there are events to report."""
+"""The approximate time between two lines while there are events to report."""
 ERRORS_PER_LINE = 100
 """The number of unreported errors at which a line is written at once."""
 

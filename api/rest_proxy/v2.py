@@ -1,8 +1,8 @@
 """Confluent REST Proxy v2: produce (json, binary), and topics with partitions, so that its clients work unchanged.
 
-As in REST Proxy, a request with a valid body is answered with 200, and with an `error_code` for each record: null if it
-is stored, 1 if the error is permanent, 2 if the record may be sent again. Avro, Protobuf, JSON Schema and consumers are
-not supported.
+As in REST Proxy, an accepted request with a valid body is answered with 200, and with an `error_code` for each record:
+null if it is stored, 1 if the error is permanent, 2 if the record may be sent again. Avro, Protobuf, JSON Schema and
+consumers are not supported.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _decode_v2_records(
 ) -> list[ProducerRecord | str]:
     """Return the records of a v2 request; a record that cannot be decoded is the text of its error.
 
-    A `partition` overrides that of each record; None keeps it. Raises EventRejected if the body is invalid.
+    `partition` replaces the partition of each record, unless it is None. Raises EventRejected if the body is invalid.
     """
     request = decode_request(body, V2Request)
     if not request.records:

@@ -2,8 +2,8 @@
 
 A produce request is a stream of JSON objects. Its response is a stream of delivery reports in the same order, each with
 its own `error_code` (200: stored). If a request of known length has a single record and it fails, the response has the
-error's status, and `Retry-After` if the same request may succeed later. A client must read while it writes: one that
-does not read is disconnected after `body_timeout_ms`.
+error's status, and `Retry-After` if the same request may succeed later. A client that sends a stream without
+Content-Length must read while it writes: one that does not read is disconnected after `body_timeout_ms`.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class DeliveryReports(Response):
 
         `objects_read` is the number of the body's objects that were read so far. See `BodyReader.wait_for_turn`.
 
-        Raises Problem (503) if the service shuts down before they are sent.
+        Raises Problem (503) if their turn has not come at the drain's deadline.
         """
         read_time = self._producer.read_time(self._topic)
         latest_ms = self._producer.latest_ms()

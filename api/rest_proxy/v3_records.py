@@ -135,7 +135,10 @@ _BETWEEN = re.compile(rb"[\s,]*")
 
 
 class NotAnObject(ValueError):
-    """The data is not an object, or an object has no end or is too long. Nothing after it can be read."""
+    """The body has no object, has data that is not an object, or an object in it has no end or is too long.
+
+    Nothing after the error can be read.
+    """
 
 
 class RecordStreamSplitter:
@@ -211,7 +214,7 @@ class RecordStreamSplitter:
             raise NotAnObject("the body ends within an object")
 
     def _scan_object(self) -> int | None:
-        """Return the end of the current record's object in the stream; None if it is incomplete."""
+        """Return the end of the current record's object in `_rest`; None if it is incomplete."""
         rest = self._rest
         at = self._scanned
         while (mark := _MARK.search(rest, at)) is not None:

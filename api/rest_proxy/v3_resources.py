@@ -49,7 +49,7 @@ class Link(TypedDict):
 
 
 class ConfigSynonymRow(TypedDict):
-    """A config whose value another config uses as its own or as its default."""
+    """A config, possibly the same one, from which a config may take its value."""
 
     name: of.ConfigName
     value: ConfigValue | None

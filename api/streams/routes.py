@@ -2,9 +2,9 @@
 
 The service that runs the tasks passes a `StreamsView` of its own tasks. If the application may have several instances,
 the service also passes an `InstancesView`. Responses then cover all instances. In responses about tasks, stores and
-windows, `missing` lists the partitions that the response lacks, each with the reason: no instance has it, it is being
-restored, or its instance does not answer. With `?local=true` a response covers only the requested instance. To respond
-for all, an instance sends the others requests with `?local=true`. This module does not import
+windows, `missing` lists the partitions that the response lacks, each with the reason: for example, no instance has it,
+it is being restored, or its instance does not answer. With `?local=true` a response covers only the requested instance.
+To respond for all, an instance sends the others requests with `?local=true`. This module does not import
 `penstock.shared.streams`.
 """
 

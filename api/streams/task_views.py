@@ -20,7 +20,7 @@ TopologyText = Annotated[str, Field(examples=["Source: flights (topic: flights) 
 
 
 class TaskState(TypedDict, total=False):
-    """One task. A field that is missing or None is unknown.
+    """One task. A field that is missing or None is unknown or does not apply.
 
     Records and windows of the task are counted from its last restore to its last commit.
     """
@@ -35,9 +35,10 @@ class TaskState(TypedDict, total=False):
     """By source topic: the offset of the next record that the task processes."""
     stream_time_ms: of.TimeMs | None
     """The highest event time of a record that the task processed, in ms since the epoch, without dead letters; -1 if
-    there is no such record."""
+    there is no such record. With `idle_timeout_ms` it also advances while the source is idle."""
     operator_times_ms: Annotated[dict[str, int], Field(examples=[{"sessions": 1357016700000}])] | None
-    """By store: the highest event time of a record with a key that its operator processed. Windows close by it."""
+    """By store: the highest event time of a record with a key that its operator processed; -1 if there is none. Windows
+    close by it. With `idle_timeout_ms` it also advances while the source is idle."""
     state_rows: of.Count | None
     """The live rows: open windows, kept closed sliding windows, rows of tables, aggregations and joins."""
     records: of.Count

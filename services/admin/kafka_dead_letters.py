@@ -127,7 +127,7 @@ class DeadLetterCounter:
 async def committed_records(
     kafka: KafkaSettings, starts: Mapping[TopicPartition, int]
 ) -> AsyncGenerator[Columns, None]:
-    """Yield the committed records from these offsets to the current end, for the admin service's dead letters."""
+    """Yield the committed records from these offsets, at least to the current end, for the admin's dead letters."""
     if not starts:
         return
     settings = ConsumerSettings(auto_offset_reset="earliest", commit_strategy="none", isolation_level="read_committed")

@@ -22,7 +22,7 @@ from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import decode_json
 
 GROUPS_MAX = 50
-"""The most groups in the overview, those with members first. Each costs four requests to Kafka."""
+"""The most groups in the overview, those with members first. Each costs several requests to Kafka."""
 WITHOUT_MEMBERS = ("Empty", DEAD)
 
 KAFKA_TIMEOUT_MS = 3_000

@@ -60,8 +60,8 @@ async def read_tail(
     make_check: Callable[[int], CheckProgress],
     ends: LogOffsets | None = None,
 ) -> tuple[Snapshot | None, dict[int, ChangelogReader]]:
-    """Return the lake's snapshot, or None, and by partition a reader that was fed the changelog records after it, up to
-    `ends` (default: the current ends).
+    """Return the lake's snapshot, or None, and by partition a reader that was fed the changelog records after it, at
+    least up to `ends` (default: the current ends).
 
     `make_check` takes the number of records to read, and returns a function that is called before each poll. Raises
     ChangelogHole or OffsetOutOfRange if records are missing, CorruptRecord, LakeUnavailable, and the errors of that

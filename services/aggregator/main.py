@@ -232,7 +232,8 @@ class Aggregator:
     def _check_tasks(self) -> CheckResult:
         """Check that the worker has started and that its loop makes turns.
 
-        The check does not fail during a restore: if an orchestrator restarted the service, no restore would finish.
+        Once the topology is known to fit the state, the check does not fail during a restore: if an orchestrator
+        restarted the service, no restore would finish.
         """
         facts = {"pid": os.getpid()}
         if self._turned_ms is None:

@@ -112,8 +112,8 @@ async def plan_restore(
     position in the changelog are read from the beginning.
 
     Instances of the application may run. Raises GroupNotEmpty if the group has other members, GroupNotFound if it has
-    no committed offsets, and ConfigError if it has none for a topic in `start_over`. Raises ChangelogHole,
-    CorruptRecord or LakeUnavailable if the changelog cannot be read.
+    no committed offsets, and ConfigError if it has none for a topic in `start_over`. Raises UnknownTopicOrPartition
+    without a changelog topic, and the errors of `read_tail`.
     """
     application = settings.application_id
     group = await admin.describe_group(application)

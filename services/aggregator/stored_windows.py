@@ -69,7 +69,7 @@ def stored_windows_of_key(
     """Return a key's stored windows in a partition that overlap `reach`: open ones, and those that the tail closes.
 
     `live` are the key's windows in the snapshot's live rows, `changes` the key's changes in the tail, in log order. A
-    window that ends before `open_from_ms` is already closed, and is left out.
+    live row or live change that ends before `open_from_ms` is of a closed window, and is left out.
     """
     open_ = {row["start_ms"]: (row["end_ms"], row["state"]) for row in live if row["partition"] == partition}
     found = []
@@ -226,7 +226,8 @@ class StoredWindowsQuery:
         5. If none is left although the lake has more, continue with 2. from that position.
 
         Raises UnknownTopicOrPartition without a changelog topic, KafkaTimeout if the tail is not read within
-        `timeout_ms`, and the errors of `choose_store`, `TailChanges.keep` and `read_tail`.
+        `timeout_ms`, DataError if a result cannot be decoded, and the errors of `choose_store`, `TailChanges.keep` and
+        `read_tail`.
         """
         options = self._options
         # 1.
@@ -369,8 +370,8 @@ def choose_store(progress: Sequence[Progress], name: str | None) -> StoreSchema:
 def _is_window_covered(row: window_queries.ClosedWindow, covered: dict[int, state_snapshot.PartitionSnapshot]) -> bool:
     """Return whether the snapshot covers a closed window in the lake.
 
-    If not, the compaction that appended the window has not committed a snapshot: it crashed, or still runs. Such a
-    window is also in the tail.
+    If not, the compaction that appended the window is not in this snapshot. The window is then read from the snapshot
+    and the tail.
     """
     own = covered.get(row.partition)
     return own is not None and (row.topic_id != own.topic_id or row.changelog_offset < own.covered_offset)

@@ -56,7 +56,8 @@ class WindowSearch:
         """Return a page of a store's windows.
 
         Raises ConfigError if the store has no windows, WrongContinuation for an invalid continuation. Raises Problem if
-        too many searches run, if closed windows are wanted without a lake, or if `read_store` raises it.
+        too many searches run, if closed windows are wanted without a lake, or if `read_store` raises it. Also raises
+        the errors of `StoredWindowsQuery.run`.
         """
         if schema.kind not in WINDOWED:
             raise ConfigError(f"no store with windows {schema.name!r}")

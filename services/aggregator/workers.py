@@ -7,8 +7,9 @@ restart would not help. The workers end whenever the supervisor ends, even by SI
 (`penstock.shared.common.child_process`).
 
 The supervisor's address serves all workers. `/health` fails while that of any worker fails, and `/metrics` has the
-samples of all workers. Requests for `/v1/streams` go to one worker, which queries the others. Other machines reach a
-worker by `/workers/NUMBER/`. The supervisor reaches workers by Unix sockets in a folder that only this user can access.
+samples of all workers that answer. Requests for `/v1/streams` go to one worker, which queries the others. Other
+machines reach a worker by `/workers/NUMBER/`. The supervisor reaches workers by Unix sockets in a folder that only this
+user can access.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ from penstock.shared.streams.topology_loading import load_topology
 log = get_logger(__name__)
 
 WORKER_SHARE = 0.85
-"""The share of `shutdown_timeout_ms` in which a worker must end without being killed."""
+"""A worker's own `shutdown_timeout_ms`, as a share of the supervisor's."""
 STOP_SHARE = 0.95
 """The share of `shutdown_timeout_ms` after which a worker is killed."""
 REQUEST_SHARE = 0.04
-"""The share of `shutdown_timeout_ms` for requests that are still running after that."""
+"""The share of `shutdown_timeout_ms` for requests that still run after all workers have ended."""
 CHECK_MS = 1_500
 """The time limit of a worker's health and metrics. A check as a whole has 2 s."""
 FORWARD_RESERVE_MS = 5_000
-"""A request forwarded to a worker has this time in addition to the time limits of queries at the worker."""
+"""A request forwarded to a worker has this time in addition to the longest time limit of a query at the worker."""
 NO_WORKER = ErrorKind(SERVICE_UNAVAILABLE, "NO_WORKER", "No worker answers", 1)
 
 
@@ -217,8 +218,8 @@ class WorkerSupervisor:
     async def main_loop(self) -> None:
         """Start all workers, and restart each one that ends.
 
-        Raises an ExceptionGroup with a ConfigError once a worker ends because of an invalid setting, or if a process
-        cannot be started.
+        Raises an ExceptionGroup with a ConfigError once a worker ends because of an invalid setting, or if the first
+        start of a worker fails.
         """
         async with asyncio.TaskGroup() as tasks:
             for worker in self.workers:

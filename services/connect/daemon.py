@@ -1,8 +1,8 @@
 """A Connect worker as a process. It starts the REST server, the stores and the herder, in this order.
 
 The REST server listens first, so that a port in use is reported before anything else. It answers 503 until the herder
-is ready, except for `/` and `/metrics` once Kafka is reached. Each error that prevents the start has its own exit
-status (`EXIT_STATUSES`).
+is ready, except for `/` and `/metrics` once Kafka is reached. If the start fails, the exit status shows the cause
+(`EXIT_STATUSES`).
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class ConnectDaemon:
             )
 
     async def main_loop(self) -> None:
-        """Run until cancelled, or until the herder or the REST server ends."""
+        """Run until cancelled. Raises an ExceptionGroup if the herder or the REST server fails."""
         assert self._loop is not None, "startup() comes first"
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.server.wait())

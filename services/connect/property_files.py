@@ -22,7 +22,7 @@ class ConnectorFile:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Read the settings in a properties file, or in a JSON file as of a connector.
+    """Read the settings in a properties file, or the config in a connector's JSON file.
 
     Raises ConfigError, which names the path, if the file cannot be read or is invalid.
     """

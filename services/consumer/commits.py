@@ -49,7 +49,10 @@ class Commits(Protocol):
         """The number of finished records whose output is not written."""
 
     def settled(self, execution: Execution, outcome: Outcome) -> None:
-        """Take the outcome of an execution of an owned partition, in the same step in which the scheduler takes it."""
+        """Take the outcome of an execution of an owned partition.
+
+        The scheduler has taken it just before, without an await between.
+        """
 
     async def commit(self, partitions: Iterable[TopicPartition] | None = None, timeout_ms: float | None = None) -> bool:
         """Commit the finished records of at least these partitions (default: all).
@@ -222,10 +225,10 @@ class TransactionalCommits:
                 self._replace_rejected_outputs(outputs, e)
 
     def _replace_rejected_outputs(self, outputs: list[_Output], rejection: OutputRejected) -> None:
-        """If Kafka has rejected a record that a handler returned, replace all that it returned with dead letters.
+        """Replace the records of each handler call that returned a rejected record with dead letters.
 
-        But a dead letter that is too large is shortened. Raises the error of a rejected dead letter that cannot be
-        shortened.
+        A rejected dead letter that is too large is shortened if possible. Raises the error of any other rejected dead
+        letter.
         """
         index = 0
         for output in outputs:

@@ -45,7 +45,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """See the module. `handler_timeout_ms` limits one attempt. Raises ConfigError if a field is out of its range."""
+    """See the module. `handler_timeout_ms` limits a handler call. Raises ConfigError if a field is out of its range."""
 
     max_attempts: int = 5
     backoff_ms: int = 100

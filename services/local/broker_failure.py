@@ -71,7 +71,7 @@ def find_cause(lines: Sequence[str]) -> Cause | None:
 
 
 def meaningful(lines: Sequence[str], count: int = SHOWN_LINES) -> list[str]:
-    """Return the lines of a broker's output that report a failure; the last lines if none does."""
+    """Return the last `count` lines of a broker's output that report a failure, or its last lines if none does."""
     readable = [line.strip() for line in lines if line.strip() and not _NOISE.search(line)]
     troubled = list(dict.fromkeys(line for line in readable if is_trouble(line)))
     return (troubled or readable)[-count:]

@@ -101,7 +101,7 @@ class EmbeddedKafka:
         await self.stop()
 
     def has_data(self) -> bool:
-        """Whether a broker has run in the folder before, so there may be topics."""
+        """Whether the folder's storage is formatted, so there may be topics."""
         return (self.data_dir / config.LOG_FOLDER / META_PROPERTIES).exists()
 
     @property
@@ -130,8 +130,8 @@ class EmbeddedKafka:
 
         Raises IllegalState if it is running.
 
-        Raises JavaNotFound, WrongJava, JarsUnavailable, FolderInUse, PortTaken or another ConfigError if the user must
-        change something, KafkaDied otherwise.
+        Raises JavaNotFound, WrongJava, JarsUnavailable, FolderInUse, PortTaken or another ConfigError before the
+        broker is launched. Raises KafkaDied if Kafka itself fails.
         """
         if self._child is not None:
             if self._child.returncode is None:
@@ -232,7 +232,7 @@ class EmbeddedKafka:
             raise ConfigError(f"the data folder {self.data_dir} cannot be written: {e.strerror}") from None
 
     def _is_storage_formatted(self) -> bool:
-        """Return whether the storage is formatted. Raises ConfigError if it is not formatted but contains topics."""
+        """Return whether the storage is formatted. Raises ConfigError if it is not formatted but contains folders."""
         folder = self.data_dir / config.LOG_FOLDER
         if self.has_data():
             return True
@@ -348,7 +348,7 @@ def _common_java_arguments(java: Java, jars: Path) -> list[str]:
 def new_cluster_id() -> str:
     """Return a new cluster id, with which an embedded Kafka formats its storage.
 
-    It is sixteen random bytes in Kafka's form: URL-safe base64 without padding, never starting with a dash.
+    It is a random UUID in Kafka's form: URL-safe base64 without padding, never starting with a dash.
     """
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")

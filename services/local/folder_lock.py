@@ -69,7 +69,7 @@ class FolderLock:
         self._lock.release()
 
     def _try_to_lock(self) -> int | None:
-        """Return None if the lock was taken, else the id of the process that holds it (0: not known)."""
+        """Return None if the lock was taken, else the process id that the lock file has (0: none)."""
         try:
             if not self._lock.try_acquire():
                 text = (self._folder / LOCK_FILE).read_bytes()[:32]

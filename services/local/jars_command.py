@@ -28,9 +28,9 @@ ARCHIVED = frozenset({"kafka", "spark"})
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `penstock jars`: download each requested set that is missing, and print its folder.
+    """Run `penstock jars`: download each requested set if it is missing, and print its folder.
 
-    With `--class-archive`, also make the missing class archives of the requested sets in ARCHIVED, and print their
+    With `--class-archive`, also make the class archives of the requested sets in ARCHIVED if missing, and print their
     paths. Returns 1 if a JVM did not write its class archive, else 0. Raises JarsUnavailable or MissingExtra. With
     `--class-archive`, also raises JavaNotFound, WrongJava, or an error of the broker or of Spark.
     """

@@ -72,7 +72,7 @@ class ConnectWorkerSettings(GuardedSettings):
 
 
 class DoctorSettings(CommandSettings):
-    """Checks Kafka, its topics and this machine, and reports problems with the commands that fix them."""
+    """Checks Kafka, its topics and this machine, and reports problems and how to fix them."""
 
     log: LogSettings = LogSettings(level="warning")
     kafka: KafkaSettings = KafkaSettings(request_timeout_ms=10_000)

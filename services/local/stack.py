@@ -61,7 +61,10 @@ def failing_checks(health: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """How a stack runs one service: `python -m <module> <arguments>` with `settings` as PENSTOCK_ variables."""
+    """How a stack runs one service: `python -m <module> <arguments>` with `settings` as PENSTOCK_ variables.
+
+    Without arguments, `penstock.services.cli` gets the service's name.
+    """
 
     name: str
     settings: Mapping[str, str]
@@ -233,7 +236,7 @@ class Stack:
                 raise service.died()
 
     async def stop(self) -> None:
-        """Stop all concurrently: each needs Kafka to stop, and none needs another service."""
+        """Stop all concurrently: to stop, each needs Kafka, and none needs another service."""
         await asyncio.gather(*(service.stop() for service in self.services.values()))
 
 

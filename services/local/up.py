@@ -258,7 +258,7 @@ def when_compacted(compaction: CompactionSettings) -> str:
 
 
 def penstock_command() -> str:
-    """Return the command `penstock` as `up` prints it: its name if it is on the PATH, else its path."""
+    """Return the command `penstock` as `up` prints it: its path if only this Python's folder has it, else its name."""
     own = Path(sys.executable).parent / "penstock"
     return "penstock" if shutil.which("penstock") or not own.exists() else shlex.quote(str(own))
 

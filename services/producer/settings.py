@@ -12,7 +12,7 @@ from penstock.shared.common.settings import HttpSettings, KafkaSettings
 
 DEFAULT_KAFKA = KafkaSettings(request_timeout_ms=10_000)
 DEFAULT_PRODUCER = ProducerSettings(max_block_ms=5_000, delivery_timeout_ms=25_000)
-"""Shorter than Kafka's defaults: an HTTP client waits for the outcome, and can retry itself."""
+"""Its time limits are shorter than Kafka's defaults: an HTTP client waits for the outcome, and can retry itself."""
 
 
 class ProducerServiceSettings(GuardedSettings):

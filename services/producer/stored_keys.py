@@ -127,7 +127,7 @@ class StoredKeys:
         self.size_bytes += entry.size_bytes
 
     def _expire_keys(self, now_ms: int) -> None:
-        """Drop the keys at the head of the table that are older than `ttl_ms`."""
+        """Drop the expired keys at the head of the table."""
         while self._entries:
             digest, entry = next(iter(self._entries.items()))
             if entry.at_ms + self._ttl_ms > now_ms:

@@ -1,8 +1,8 @@
 """A producer that reports an unknown topic quickly.
 
 A Producer waits up to `max_block_ms` for a topic that does not exist, in case it is being created. An HTTP client needs
-a quick 404 instead. So a topic is looked up through the admin client at its first use, and at most every
-LOOKUP_EVERY_MS afterwards, since it may be deleted. Between look-ups the producer's own metadata is used.
+a quick 404 instead. A known topic may also be deleted. So each use looks up the topic through the admin client, unless
+a look-up found it less than LOOKUP_EVERY_MS ago. Between look-ups the producer's own metadata is used.
 """
 
 from __future__ import annotations

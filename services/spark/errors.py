@@ -1,8 +1,8 @@
 """Errors of the Spark jobs.
 
 `translated` maps an error of Spark, Delta or Spark's Kafka source to an error of Penstock, by known names and phrases
-in the error's text. A TaskFailure is a task's result that carries an error. A task returns it, instead of raising, for
-an error that a retry would raise again. So Spark does not retry the task.
+in the error's text. A TaskFailure is an error in a task's result. A task returns it, instead of raising, for an error
+that a retry would raise again. So Spark does not retry the task.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def first_line(error: BaseException) -> str:
 
 
 def causes(error: BaseException) -> list[str]:
-    """Return one line for the message of a Java error and one for each of its causes, the error's own first."""
+    """Return one line for a Java error's message and one for each cause, the error's own first, at most CAUSES_MAX."""
     cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     texts = list[str]()
     while cause is not None and len(texts) < CAUSES_MAX:

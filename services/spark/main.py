@@ -4,9 +4,8 @@ Progress goes to standard error, the result to standard output. `compact` prints
 one line for each batch.
 
 Exit statuses of `compact`: 0 done (also if there was nothing new), 1 rejected or failed, 2 invalid settings, 3 another
-job committed a compaction at the same time. A compaction that printed its line is committed, whatever the status. If
-the status is not 0 nevertheless, a later step failed (deletion, table maintenance, the after hook) or a later
-compaction.
+job or writer committed to a table first. A compaction that printed its line is committed, whatever the status. If the
+status is not 0 nevertheless, a later step failed (deletion, table maintenance, the after hook) or a later compaction.
 Exit statuses of `batch`: 0 done (also if SIGTERM ended it with `--every`), 1 rejected or failed, 2 invalid settings, 3
 fenced by a live instance that started during the batch. With `--every`, a failed later step (as above) does not end the
 command; the batch's line lists it (`failed`).

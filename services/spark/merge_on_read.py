@@ -83,7 +83,7 @@ def _drop_expired_windows(windows: DataFrame, store: StoreSchema, expired_ms: in
 
 
 def _rows_of_windows(tables: LakeTables, store: StoreSchema) -> DataFrame:
-    """Return the rows that are merged to windows: `key`, `start`, `end`, `state`, `partition`, `merge_order`."""
+    """Return the rows that are merged to windows: the key, `start`, `end`, `state`, `partition`, `merge_order`."""
     key = "key" if store.key == "string" else "key_bytes"
     windows = tables.closed(store).select(key, "window_start", "window_end", "state", "partition")
     windows = windows.unionByName(tables.live(store).select(*windows.columns)).toDF(key, *_BOUNDS, "state", "partition")
@@ -141,7 +141,10 @@ def _merge_window_rows(rows: DataFrame, store: StoreSchema) -> DataFrame:
 
 
 def _merged_state_columns(aggregation: AggregationSchema) -> list[tuple[str, SparkColumn]]:
-    """Return, for each state column of an aggregation, its name and the expression that merges it over rows."""
+    """Return, for each state column of an aggregation, its name and the expression that merges it over rows.
+
+    The sets of a CollectSet are only collected; `merge_set_columns` merges them.
+    """
 
     def state_column(name: str) -> SparkColumn:
         return F.col("state")[f"{aggregation.name}_{name}"]

@@ -1,9 +1,9 @@
 """The Spark session of the jobs: local by default, the same code on a cluster.
 
 The Kafka and Delta connectors are not part of pyspark. `penstock jars spark` downloads their jars once to a folder. So
-a start needs no network, and saves the two seconds in which Spark would resolve dependencies. A local master has the
-jars on the JVM's class path, where the class archive can include them. A cluster's driver receives the same files by
-`spark.jars` and passes them to its executors.
+a start needs no network, and saves the two seconds in which Spark would resolve dependencies. Without S3, a local
+master has the jars on the JVM's class path, where the class archive can include them. A cluster's driver receives the
+same files by `spark.jars` and passes them to its executors.
 
 The sections below: the session, Spark's configuration, the class archive, a standalone master's addresses, Spark's
 properties file, the job's scratch folder, and S3.
@@ -166,7 +166,7 @@ def session_setting(spark: SparkSession, name: str, value: str) -> Iterator[None
 
 @contextmanager
 def jobs_cancelled_on(stop: Event, spark: SparkSession) -> Iterator[None]:
-    """Within the context, cancel the session's running and later jobs as soon as `stop` is set, from another thread."""
+    """Within the context, a thread cancels the session's running and later jobs as soon as `stop` is set."""
     is_over = Event()
 
     def cancel_jobs_when_stopped() -> None:
@@ -281,7 +281,10 @@ def spark_archive(java: Java, jars: list[Path]) -> Path:
 
 
 def _end_jvm(gateway: Any) -> bool:
-    """End the JVM of a stopped session, which then writes its archive. Returns whether it has ended in time."""
+    """End the JVM of a stopped session, which then writes its archive.
+
+    Returns whether it has ended within DUMP_TIMEOUT_MS.
+    """
     gateway.shutdown()
     # The JVM ends when its standard input closes.
     gateway.proc.stdin.close()

@@ -57,7 +57,7 @@ PROGRESS = pa.schema(
 - `appended`: JSON, by table its last changelog offset of this partition.
 - `rewritten_rows`: the number of window rows that the last rewrite left, or the first compaction wrote.
 - `added_rows`: the number of rows added since then.
-- `added_files`: the number of compactions that added rows since then.
+- `added_files`: the number of compactions that wrote to the partition since then.
 - `expired_ms`: closed windows that end before the highest value of all partitions are deleted, or will be soon.
 """
 

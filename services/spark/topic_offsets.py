@@ -26,7 +26,7 @@ class Undecided(RetriableError):
 
 
 class TopicOffsets(NamedTuple):
-    """One topic: its id, and by partition its first offset and the offset after its last readable record."""
+    """One topic: its id, and by partition its first offset and its last stable offset."""
 
     topic: str
     topic_id: str

@@ -1,6 +1,6 @@
 """The process from which Spark forks its Python workers.
 
-It imports all modules of the jobs before it forks, so a worker does not spend two seconds on that.
+It imports the modules of batch and compaction tasks before it forks, so a worker does not spend two seconds on that.
 """
 
 # ruff: noqa: E402, F401 - the import path is set before the imports; forked workers inherit the imported modules

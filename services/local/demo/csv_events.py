@@ -2,8 +2,8 @@
 
 Errors that affect every row are reported before anything runs: a wrong column, a time format that parses none of the
 first rows, an invalid duration. A single row without a key or with an invalid time is still sent, marked with the
-reason and with the event time of the row before. The topology rejects it, so it becomes a dead letter that names the
-row and the column. The audit counts it like any other dead letter.
+reason. Its event time is that of the last valid row before it, or else of the first valid row. The topology rejects it,
+so it becomes a dead letter that names the row and the column. The audit counts it like any other dead letter.
 
 The file may be plain, gzip, xz or a zip of one file, detected by its first bytes. It is read more than once, so it must
 be a regular file.

@@ -51,5 +51,5 @@ class DemoEvents(Protocol):
         ...
 
     def name_rejection(self, number: int, message: str) -> str:
-        """Return the ingest's error of the event `number` (from 1) in the terms of the events' source."""
+        """Return ingest's error `message` with the event's name in its source. `number` counts events from 1."""
         ...

@@ -1,7 +1,7 @@
 """The demo's consumer handler: keeps the notable sessions, one JSON line each, in the file that an environment
 variable names. A session is notable if it has many events or a large mean delay.
 
-A line is written whole or not at all. A record that is handled again (at least once) writes the same line again.
+Each line is appended in one write. A record that is handled again (at least once) writes the same line again.
 Readers count equal lines once.
 """
 

@@ -52,7 +52,7 @@ class EventReplay:
         self.counts = ReplayCounts()
 
     async def send(self, limit: int | None = None) -> bool:
-        """Send up to `limit` more events (None: all), batch by batch. Returns True if `limit` events were sent."""
+        """Send up to `limit` more events (None: all), batch by batch. Returns False if `lines` ended first."""
         left = limit
         while left is None or left > 0:
             batch = list(islice(self._lines, BATCH_LINES if left is None else min(BATCH_LINES, left)))

@@ -1,7 +1,7 @@
 """The demo's steps, on real parts: replay, compact, kill the aggregator half-way, restore, finish, audit.
 
 1. Half of the events are sent. The wall-clock punctuator requests a compaction, which writes a snapshot to the lake.
-2. More events are sent and committed, so they are only in the changelog.
+2. More events are sent and committed. That snapshot does not cover them.
 3. The aggregator is killed (SIGKILL) while it processes still more. Started again, it restores from snapshot and
    changelog.
 4. The remaining events are sent. The scenario waits until the aggregator has committed everything and the consumer has
@@ -89,7 +89,7 @@ class Scenario:
         self._outcome = DemoOutcome(ReplayCounts())
 
     async def run(self) -> DemoOutcome:
-        """Run all steps of the demo. Raises if one of them fails."""
+        """Run all steps of the demo. Raises if one cannot be done. The outcome has the results of the checks."""
         started = time.monotonic()
         async with EmbeddedKafka(self._folder / KAFKA, EmbeddedKafkaSettings(jvm_options=QUICK_START)) as broker:
             self._kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
@@ -158,7 +158,7 @@ class Scenario:
         self._outcome.replay_seconds = seconds
 
     async def _send_and_await_commit(self, replay: EventReplay, limit: int | None) -> None:
-        """Send up to `limit` more events, and wait until the aggregator has committed everything sent so far."""
+        """Send up to `limit` more events, and wait until the aggregator has committed every acknowledged event."""
         await replay.send(limit)
         await self._wait_until("the commit of the last event", self._all_is_committed)
 

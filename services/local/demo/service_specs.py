@@ -47,7 +47,7 @@ def consumer_group_id(plan: PipelinePlan) -> str:
 
 
 def consumer_spec(plan: PipelinePlan, bootstrap_servers: str, notable: Path) -> ServiceSpec:
-    """Return the demo's consumer, which keeps the notable sessions in a file."""
+    """Return the spec of the demo's consumer, which keeps the notable sessions in a file."""
     return ServiceSpec(
         "consumer",
         {
@@ -64,7 +64,7 @@ def consumer_spec(plan: PipelinePlan, bootstrap_servers: str, notable: Path) -> 
 
 
 def gateway_spec(plan: PipelinePlan, bootstrap_servers: str, others: Mapping[str, str]) -> ServiceSpec:
-    """Return the demo's gateway, which receives the events and serves the dashboard."""
+    """Return the spec of the demo's gateway, which receives the events and serves the dashboard."""
     # A user's own file may have events from before 2000; demo.csv_events checks the unit of its times.
     topics = {plan.topic: {"key": plan.key, "time": plan.time, "min_event_time": "1970-01-01"}}
     return ServiceSpec(

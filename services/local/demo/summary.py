@@ -52,7 +52,7 @@ class DemoOutcome:
 
     @property
     def batch_ok(self) -> bool:
-        """Whether the batch produced the same windows and late records as the aggregator."""
+        """Whether the batch produced the same windows and late records as the aggregator, and at least one."""
         return self.batch.get("batch_rows", 0) > 0 and not self.batch["batch_differences"]
 
     @property

@@ -1,6 +1,6 @@
 """Rules for a set-up: facts in, findings out.
 
-Sans-IO. A finding states a fact and the command that fixes it. A `problem` loses records or stops a service; a
+Sans-IO. A finding states a fact and how to fix it. A `problem` loses records or stops a service; a
 `warning` may be intended. Kafka does not record whether timestamps are event times. A topic is treated as one with
 event times if the user named it, if it is a late topic, or if it has records older than its `retention.ms` or
 `segment.ms`.
@@ -38,12 +38,12 @@ TYPE_CONFIG = "message.timestamp.type"
 AHEAD_CONFIG = "message.timestamp.after.max.ms"
 BEHIND_CONFIG = "message.timestamp.before.max.ms"
 DIFFERENCE_CONFIG = "message.timestamp.difference.max.ms"
-"""The limit of Kafka before 3.6, in both directions. Kafka 3.6 to 3.9 use it if BEHIND_CONFIG sets no limit."""
+"""The limit of Kafka before 3.6, in both directions. Kafka 3.6 to 3.9 use it where the newer config sets none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fact about a part of the set-up, and the command that fixes it (empty if there is none)."""
+    """A fact about a part of the set-up, and how to fix it: a command or advice (may be empty)."""
 
     level: Level
     about: str
@@ -63,8 +63,8 @@ class TopicFacts:
     configs: Mapping[str, str | None]
     """The values in force, defaults included."""
     older: Mapping[str, int] = field(default_factory=dict)
-    """By config (`retention.ms`, `segment.ms`), the number of offsets at the beginnings of the partitions, before the
-    first record that is younger than the config.
+    """By config (`retention.ms`, `segment.ms`), the number of offsets before the first record that is younger than the
+    config's value. The partitions are summed up.
     """
     gone: int = 0
     """The number of offsets before the earliest ones of the partitions: their records are deleted."""

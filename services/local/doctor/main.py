@@ -3,7 +3,7 @@
 `doctor.examinations` examines Kafka with its topics, Java, the cached jars and the disks. `doctor.findings` has the
 rules that turn the facts into findings.
 
-Prints one line for each finding on standard output; problems have the command that fixes them. The exit status is 0
+Prints one line for each finding on standard output; problems say how to fix them. The exit status is 0
 without a problem (warnings included), 1 with one, 2 for invalid settings.
 """
 

@@ -1,4 +1,4 @@
-"""The report of an audit: it counts the differences, and is printed as tables or as one line of JSON."""
+"""The report of an audit: it counts the differences, and is printed as tables and, on request, a line of JSON."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class AuditReport(msgspec.Struct, frozen=True):
     or counted twice.
 
     If windows overlap or no aggregation counts records, `in_windows` is the number of records in no other group, and
-    conservation is not checked.
+    the check `conserved` is left out.
     """
 
     records: int

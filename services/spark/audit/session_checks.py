@@ -42,7 +42,7 @@ from penstock.shared.streams.changelog.store_schema import StoreSchema
 
 
 def compare_sessions(inputs: Inputs) -> Compared:
-    """Run all checks of sessions over all inputs. The result is lazy, except for materialized parts."""
+    """Run the checks of sessions over all inputs. The result is lazy, except for materialized parts."""
     store = inputs.store
     numbers = measures(store)
     labelled = materialized(label_outcomes(inputs))

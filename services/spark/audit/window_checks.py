@@ -51,15 +51,15 @@ class Members(NamedTuple):
     """One row for each record and each window that must contain it."""
     verdicts: DataFrame
     """One row for each record and window for which the audit checks whether the record missed the window. The columns
-    are the record's, `start_ms`, `missed_it` (whether the stream's late records say so) and `was_late` (the expected
-    value).
+    include the record's, `start_ms`, `missed_it` (whether the stream's late records say so) and `was_late` (the
+    expected value).
     """
     left_out: DataFrame | None = None
     """The keys that are not compared."""
 
 
 def compare_windows(inputs: Inputs) -> Compared:
-    """Run all checks of windows that do not merge. The result is lazy, except for materialized parts."""
+    """Run the checks of windows that do not merge. The result is lazy, except for materialized parts."""
     store = inputs.store
     deleted_until = inputs.deleted_until()
     numbers = measures(store)

@@ -69,7 +69,7 @@ STABLE_MS_MAX = 10_000
 
 
 class TaskOptions(NamedTuple):
-    """The options of all tasks of a batch. `folder` contains the topology's module."""
+    """The options of all tasks of a batch. `folder` is added to Python's path, for the topology's module."""
 
     kafka: KafkaSettings
     streams: StreamsSettings
@@ -93,7 +93,7 @@ class FileInput(msgspec.Struct, frozen=True):
     """Files as the input of a batch, in place of the records of `topic`.
 
     `live_from` has, by topic and partition, the offset at which the live instance begins. `done` are the partitions
-    whose files are read to their end.
+    of which all rows have been read.
     """
 
     fingerprint: str
@@ -136,7 +136,10 @@ async def require_no_members(kafka: KafkaSettings, group: str) -> None:
 
 
 def run_topics(options: TaskOptions) -> Callable[[bytes], Iterator[bytes]]:
-    """Return the function of a batch's task that reads topics, from a PartitionRange to its TaskResult, as msgpack."""
+    """Return the function of a batch's task that reads topics.
+
+    It takes a PartitionRange and yields its TaskResult, both as msgpack.
+    """
 
     def read_topics_of_range(encoded: bytes) -> Iterator[bytes]:
         of = msgspec.msgpack.decode(encoded, type=PartitionRange)
@@ -265,7 +268,7 @@ class PartitionBatch:
     # --- topics ---
 
     async def read_topics(self, ends: Mapping[str, int]) -> None:
-        """Process the records from the state's source offsets up to `ends` (exclusive), and commit."""
+        """Process the records from the offsets of `SourcePositions.find` up to `ends` (exclusive), and commit."""
         task = self._task
         # If a batch over files did not finish, records of the topic would come before the rest of the history.
         require_whole_input(task.application, self._partition, task.input)
@@ -405,7 +408,7 @@ class PartitionBatch:
 
 
 def _task_consumer_settings(group: str) -> ConsumerSettings:
-    """Return the settings of the consumer of one batch task. It reads an assigned partition and never joins the group.
+    """Return the settings of the consumer of one batch task. It reads assigned partitions and never joins the group.
 
     The settings have the group's id, with which the consumer looks up the group's offsets.
     """
@@ -459,7 +462,7 @@ def first_row_to_read(task: StreamTask, source: FileInput) -> int | None:
 
 
 def require_same_files(where: str, found: BatchInput, fingerprint: str) -> None:
-    """Raise ConfigError if a task's state was made from other files than those that the batch reads now."""
+    """Raise ConfigError if a task's state was made from other files, or from the same files read in another way."""
     if found.fingerprint == fingerprint:
         return
     state = "was made from" if found.is_done else f"holds {found.rows} rows of"

@@ -1,11 +1,12 @@
 """Converts rows of files to the records that a producer would have sent.
 
-Without reader options, a line of JSON is the record's value, unchanged. With reader options, the value is new JSON, and
-each field has the type that Spark infers for its column: if one value of a column is text, all are text. In the JSON
-made of a CSV row, a column is a number or a boolean only if JSON writes each of its values as the file does, apart from
-trailing zeros and exponents (`1.10` becomes 1.1). If JSON writes one of its values differently (`007`, `+5`, `TRUE`),
-the whole column is text. Times and dates are always text. For a record's time and for the order of rows, a column has
-the type that Spark infers. Hive's partition folders (`carrier=UA`) add columns to those in the files.
+Without `value_column`, a record's value is a whole row, as follows. Without reader options, a line of JSON is the
+record's value, unchanged. With reader options, the value is new JSON, and each field has the type that Spark infers for
+its column: if one value of a column is text, all are text. In the JSON made of a CSV row, a column is a number or a
+boolean only if JSON writes each of its values as the file does, apart from trailing zeros and exponents (`1.10` becomes
+1.1). If JSON writes one of its values differently (`007`, `+5`, `TRUE`), the whole column is text. Times and dates are
+always text. For a record's time and for the order of rows, a column has the type that Spark infers. Hive's partition
+folders (`carrier=UA`) add columns to those in the files.
 """
 
 from __future__ import annotations
@@ -376,7 +377,8 @@ def require_all_fields(
 def clash(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> str:
     """Return a text for Parquet files whose columns cannot be merged.
 
-    It names the first column that has two types, which Spark might merge, and a file of each type.
+    It names the first column that has two types, and a file of each type. Another column may be the one that cannot be
+    merged.
     """
     seen: dict[str, tuple[DataType, str]] = {}
     for path in sorted(row.path for row in _list_files(spark, settings, options).select("path").collect()):
@@ -410,7 +412,7 @@ def _rows_as_json(
 def as_written(
     spark: SparkSession, settings: BatchSettings, options: dict[str, str], inferred: StructType
 ) -> StructType:
-    """Return the inferred schema, with text for each column in which the inferred type would alter a value's text."""
+    """Return the inferred schema, with text for times, dates and columns whose type would alter a value's text."""
     text = {field.name for field in inferred.fields if isinstance(field.dataType, TEMPORAL)}
     watched = [f for f in inferred.fields if f.name not in text and not isinstance(f.dataType, StringType)]
     if watched:

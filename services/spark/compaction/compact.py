@@ -9,9 +9,9 @@ Steps of a compaction:
    the tables (see `table_maintenance`), and call the user's after hook. A failure here undoes no commit.
 
 Positions. A table's position in a partition is the last changelog offset up to which the table is complete. Each commit
-of `closed` and `late` has the positions in its metadata; if another writer has committed since, they are read from the
-table's rows. A progress row of `state` records, for each of the other tables, the changelog offset of its last row. The
-table and the newest progress row normally agree. There are two exceptions:
+of `closed` and `late` has the positions in its metadata; after another operation, such as RESTORE, they are read from
+the table's rows. A progress row of `state` records, for each of the other tables, the changelog offset of its last row.
+The table and the newest progress row normally agree. There are two exceptions:
 
 1. The table is ahead of the progress row: a compaction crashed between two commits. The next compaction does not append
    the rows that the table has already.
@@ -106,7 +106,7 @@ class CompactionReport(NamedTuple):
     """The number of rows added to the tables of late records."""
     seconds: float = 0.0
     remaining_records: int = 0
-    """The number of changelog records that existed when the compaction began and are left to the next compaction."""
+    """The number of changelog offsets that existed when the compaction began and that it did not read."""
     foreign_records: int = 0
     rewritten_partitions: int = 0
     optimized_tables: int = 0
@@ -470,7 +470,7 @@ def is_rewrite_due(row: Row, files_max: int) -> bool:
     """Return whether a partition of `state` is to be rewritten, by its newest progress row.
 
     A rewrite is due if more rows were added since the last one than REWRITE_ROWS_MIN and than half of the rows that it
-    left. It is also due if more than `files_max` files were added; 0 is no limit.
+    left. It is also due if more than `files_max` compactions added files; 0 is no limit.
     """
     # Relative to the partition's size, so that the cost of rewrites follows the changes and not the number of live
     # windows.
@@ -567,7 +567,7 @@ def call_after_hook(spark: SparkSession, name: str, folder: str) -> None:
     """Call the user's after hook `name`, a `module:function`, as `function(spark, tables)`.
 
     `tables` has the DataFrames `closed/<store>`, `late/<store>` and `live/<store>` of each windowed store. Raises
-    ConfigError if there is no such function or it raises ConfigError, and AfterHookFailed if it raises another error.
+    ConfigError if there is no such function or it raises ConfigError, and AfterHookFailed for any other error.
     """
     function: Any = load_function(name, "after")
     try:

@@ -72,8 +72,7 @@ CONVERSION_ERRORS = (CorruptRecord, pa.ArrowInvalid)
 
 
 class ChangelogRange(NamedTuple):
-    """The range of one partition to read: from `first` to `end`.
-
+    """The range of one partition to read: from `first` up to `end` (exclusive).
     If no commit ends before `end`, the range is extended until a commit ends in it, at most to `latest`.
     """
 
@@ -337,7 +336,7 @@ class PartitionCompaction:
                         yield table, rows.append_column("topic_id", topic_id)
 
     def _newest_live_entries(self) -> Iterator[ConfirmedChanges]:
-        """Yield the newest entry of each window, by store, in parts that were written with the same stores."""
+        """Yield each window's newest entry from `covered` on, by store, in parts written with the same stores."""
         # For each store:
         # 1. Find the last entry of each key and start over all parts: older entries need no row.
         # 2. Go back to the parts, because each has the state columns of its own stores.

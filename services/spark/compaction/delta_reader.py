@@ -28,7 +28,7 @@ def table_stores(uri: str, options: Mapping[str, str]) -> list[str]:
     """Find the Delta tables that earlier compactions wrote: return the sorted names of their stores.
 
     `uri` is the folder `closed` or `late`, in which each table is a folder. Returns no names if it does not exist.
-    Raises LakeUnavailable.
+    After a failed compaction, a name may have no table yet. Raises LakeUnavailable.
     """
     try:
         files = pafs.PyFileSystem(DeltaStorageHandler(uri, dict(options)))

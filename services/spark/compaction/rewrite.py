@@ -33,7 +33,10 @@ class RewriteInput(NamedTuple):
 
 
 def rewrite(folder: str, options: Mapping[str, str]) -> Callable[[bytes], Iterator[bytes]]:
-    """Return the function of a task that rewrites, from a list of `RewriteInput` to lists of DataFile, as msgpack."""
+    """Return the function of a task that rewrites.
+
+    It takes a list of `RewriteInput` and yields a list of DataFile for each of them, all as msgpack.
+    """
 
     def rewrite_partitions(inputs: bytes) -> Iterator[bytes]:
         for one in msgspec.msgpack.decode(inputs, type=list[RewriteInput]):

@@ -1,8 +1,8 @@
 """Table maintenance after a compaction: OPTIMIZE, VACUUM and retention.
 
-Every compaction adds a file or a few to each table. OPTIMIZE merges the small files of `closed` and `late` into larger
-ones, ordered by time; `state` is rewritten by the compaction itself. VACUUM removes the files that the table has not
-needed for the retention time.
+A compaction adds one or a few files to each table that has new rows. OPTIMIZE merges the small files of `closed` and
+`late` into larger ones, ordered by time; `state` is rewritten by the compaction itself. VACUUM removes the files that
+the table has not needed for the retention time.
 
 A failed step does not undo the compaction and does not stop the other steps. Its error is logged and listed in the
 report. At the end the command raises the first such error, except `penstock batch` with `--every`. A step that loses a
@@ -37,9 +37,9 @@ from penstock.shared.streams.changelog.format import decode_progress
 
 T = TypeVar("T")
 VACUUM_ENDED = "VACUUM END"
-"""In the history of `state`, the operation of a VACUUM that removed files, and the kind of our commit for any other."""
+"""Ends a VACUUM in the history of `state`: Delta's operation, or the kind of our commit if no file was removed."""
 OPTIMIZE = "OPTIMIZE"
-"""The kind of our OPTIMIZE in a commit's metadata, and the operation of another engine's."""
+"""Marks an OPTIMIZE in a table's history: the kind of our commit, or the operation of another engine."""
 FILE_BYTES = 128 * 1024 * 1024
 """The most bytes of files that OPTIMIZE merges into one, because the driver holds a merged file's rows in memory."""
 TOMBSTONE_RETENTION_HOURS = 7 * 24
@@ -149,10 +149,10 @@ class TableMaintenance:
         return True
 
     def _delete_expired_windows(self, state: str, others: Mapping[str, str]) -> None:
-        """Delete closed windows that end before the limit in `state`, and late records one retention period later.
+        """Delete closed windows that end before the limit in `state`, and late records before an earlier limit.
 
-        A late record is kept at least for the size of its windows longer than the limit, since a window that began
-        before the limit may end after it.
+        The limit for late records is earlier by the retention period, or by the window size if that is longer. A window
+        that began before the limit may end after it.
         """
         days = self.settings.closed_retention_days
         table = self._open_table(state)

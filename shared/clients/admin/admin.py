@@ -185,7 +185,7 @@ class Admin:
 
         After an InvalidRequest, `correct` may change the request, and returns whether to send it once more.
         An error of the class `no_change` says that a topic already is as requested. Such errors are returned, not
-        raised. Left out are those of topics that an earlier attempt may have changed.
+        raised. They are ignored for topics that an earlier attempt may have changed.
         """
         pending = names
         maybe_changed: set[str] = set()
@@ -411,8 +411,9 @@ class Admin:
     ) -> dict[TopicPartition, int]:
         """Return the size in bytes of each partition's log on the disk of its leader.
 
-        The size is that of whole segments. So it includes records that `delete_records` has deleted, until the broker
-        removes their segment. Raises AuthorizationFailed if the client may not describe the cluster.
+        A partition that its leader does not report is left out. The size is that of whole segments. So it includes
+        records that `delete_records` has deleted, until the broker removes their segment. Raises AuthorizationFailed if
+        the client may not describe the cluster.
         """
         wanted = list(partitions)
         sizes: dict[TopicPartition, int] = {}
@@ -633,9 +634,9 @@ class Admin:
     ) -> dict[TopicPartition, OffsetChange]:
         """Move a group's committed offsets. Returns each partition's offset before and after.
 
-        If `partitions` is None and `to` is a mapping, its partitions are moved. If `to` is no mapping, all partitions
-        with a committed offset are moved. An offset outside the log becomes the log's first or end offset. If `dry_run`
-        is True, nothing is changed.
+        If `partitions` is None, the partitions of a mapping `to` are moved, or else all partitions with a committed
+        offset. An offset outside the log becomes the log's first or end offset. If `dry_run` is True, nothing is
+        changed.
 
         Raises GroupNotEmpty with the members, but not in a dry run. Raises GroupNotFound if there is no partition to
         move. Raises ValueError or TypeError if `to` is invalid, or is a mapping without one of `partitions`.
