@@ -105,8 +105,9 @@ class AccessControl:
             (Principal(name, frozenset(credential.scopes)), credential.secret.get_secret_value().encode())
             for name, credential in credentials.items()
         ]
+        self._owner = Principal(OWNER, ALL)
         if auth_token is not None:
-            self._known.append((Principal(OWNER, ALL), auth_token.get_secret_value().encode()))
+            self._known.append((self._owner, auth_token.get_secret_value().encode()))
 
     def __repr__(self) -> str:
         return f"AccessControl({[principal.name for principal, _ in self._known]})"
@@ -119,7 +120,7 @@ class AccessControl:
     @property
     def has_names(self) -> bool:
         """Whether basic auth is possible: at least one credential has a name."""
-        return any(principal.name != OWNER for principal, _ in self._known)
+        return any(principal is not self._owner for principal, _ in self._known)
 
     def principal(self, authorization: str) -> Principal | None:
         """Return the client that an Authorization header belongs to; None if the credentials are unknown."""
@@ -135,7 +136,7 @@ class AccessControl:
             user, password = user_and_password
             for principal, secret in self._known:
                 matches = hmac.compare_digest(password, secret) & hmac.compare_digest(user, principal.name.encode())
-                if matches and principal.name != OWNER:
+                if matches and principal is not self._owner:
                     client = principal
         return client
 

@@ -14,7 +14,6 @@ stored. A client must read while it writes: one that does not read is disconnect
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -132,9 +131,8 @@ class StreamedResponse(Response):
                 break
             until_report_s = max(0.0, EVERY_MS - (self._clock.monotonic_ms() - self._reported_ms)) / 1000
             waiting: set[asyncio.Future[Any]] = {upcoming, first.outcomes}
-            await asyncio.wait(
-                waiting, timeout=min(until_report_s or math.inf, first.remaining_s), return_when=asyncio.FIRST_COMPLETED
-            )
+            limit_s = min(until_report_s, first.remaining_s)
+            await asyncio.wait(waiting, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             await self._sender.settle_completed()
             await self._report_progress(send)
         return await upcoming

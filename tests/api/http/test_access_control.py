@@ -211,6 +211,17 @@ async def test_invalid_credentials_are_a_401(authorization: str) -> None:
     assert response.headers["www-authenticate"] == 'Bearer, Basic realm="penstock"'
 
 
+def test_a_credential_may_have_the_name_owner() -> None:
+    """The client of `auth_token` is called owner as well, but it alone has no basic auth."""
+    named = {"owner": Credential(secret="named-secret-12345", scopes=("read",))}  # type: ignore[arg-type]
+    access = AccessControl(SecretStr("token-secret-12345"), named)
+    client = access.principal(basic("owner", "named-secret-12345"))
+    assert client is not None
+    assert client.scopes == {"read"}
+    assert access.principal(basic("owner", "token-secret-12345")) is None
+    assert AccessControl(None, named).has_names
+
+
 def test_changes_need_the_admin_scope() -> None:
     """Only storing records needs the ingest scope; other and unknown changes need admin."""
     assert scope_of("POST", "/topics/t") == scope_of("POST", "/topics/t/partitions/0") == "ingest"

@@ -160,6 +160,31 @@ async def test_a_missing_acknowledgement_is_reported_while_the_body_is_open(held
     assert (last["status"], last["total"]["unknown"]) == (504, 1)
 
 
+class ClockOfSteps(ManualClock):
+    """A clock that advances by 600 ms at each reading of `monotonic_ms`."""
+
+    def monotonic_ms(self) -> int:
+        self.advance(600)
+        return super().monotonic_ms()
+
+
+async def test_a_report_that_becomes_due_before_the_wait_is_written(held_producer: Any) -> None:
+    """It does not wait for Kafka: here the second ends between the check after a batch and the wait for the next."""
+    service = Service(held_producer, clock=ClockOfSteps(), ack_timeout_ms=60_000, body_timeout_ms=60_000)
+    server = HttpServer(create_app(ingest=service.ingest.router), HttpSettings())
+    await server.start()
+    try:
+        async with Conversation(server.url, STREAMED) as client:
+            client.send(b"1\n")
+            await client.head()
+            for _ in range(4):
+                client.send(b"oops\n")
+                assert len((await client.row())["errors"]) == 1
+            held_producer.release.set()
+    finally:
+        await server.stop(1_000)
+
+
 async def test_a_disconnect_is_counted_and_the_records_are_stored(producer: Any, served: tuple[str, Service]) -> None:
     """The accepted records are stored, and the request ends."""
     url, service = served

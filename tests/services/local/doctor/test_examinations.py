@@ -13,10 +13,10 @@ from penstock.shared.testing.fake_broker.request import Request
 NOW_MS = 1_700_000_000_000
 
 
-async def examined(cluster: FakeCluster) -> list[Finding]:
+async def examined(cluster: FakeCluster, *named: str) -> list[Finding]:
     settings = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
     async with Admin(settings) as admin:
-        return await examine_topics(admin, settings, set(), NOW_MS)
+        return await examine_topics(admin, settings, set(named), NOW_MS)
 
 
 async def test_a_topic_that_is_deleted_meanwhile_is_left_out() -> None:
@@ -32,6 +32,16 @@ async def test_a_topic_that_is_deleted_meanwhile_is_left_out() -> None:
         deletion = cluster.control(Api.DESCRIBE_CONFIGS, delete_topic)
         assert await examined(cluster) == [Finding("ok", "topics (all)", "1 topics, which keep their records")]
     assert not deletion.is_on
+
+
+async def test_a_named_internal_topic_is_examined() -> None:
+    """Kafka's own topics are examined only if they are named. A named one that exists is not reported as missing."""
+    async with FakeCluster() as cluster:
+        cluster.create_topic("__consumer_offsets")
+        assert await examined(cluster) == [Finding("ok", "topics (all)", "0 topics, which keep their records")]
+        named = await examined(cluster, "__consumer_offsets")
+    missing = [finding.about for finding in named if "does not exist" in finding.message]
+    assert missing == ["dead-letter topic __consumer_offsets-dlq"]
 
 
 async def test_deletions_at_every_attempt_are_a_problem() -> None:
