@@ -80,14 +80,15 @@ class Bulk:
         """The loop is flat: one more call, property or object here lowers the throughput."""
         locations = self._locations.of
         now_ms = self.timestamp
-        name: str | None = None
+        # No topic is this object, so the first record is looked up, even if its topic is None.
+        name: object = NO_QUEUE
         record: ProducerRecord | None = None
         try:
             for record in self._rest:
                 # By identity: the records of a bulk mostly share one string. Equal strings cost one more lookup.
                 if record.topic is not name:
                     name = record.topic
-                    found = topics.get(name)
+                    found = topics.get(record.topic)
                     if found is None:
                         return record
                     topic = found

@@ -333,6 +333,8 @@ async def test_an_invalid_topic_name_is_rejected(topic: Any) -> None:
         async with asyncio.timeout(1):
             with pytest.raises(InvalidTopic):
                 await producer.send(topic, b"v")
+            (result,) = await (await producer.send_many([ProducerRecord(topic, b"v")]))
+            assert isinstance(result, InvalidTopic)
             with pytest.raises(InvalidTopic):
                 await producer.partitions_for(topic)
 
