@@ -117,7 +117,7 @@ def _redact_parameter(found: re.Match[str]) -> str:
 
 
 def _has_literal_text(value: str) -> bool:
-    """Return whether a value has text that is not part of a variable."""
+    """Return whether a value has text, other than white space, that is not part of a variable."""
     return bool(VARIABLE.sub("", value).strip())
 
 

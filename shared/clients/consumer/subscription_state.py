@@ -177,8 +177,8 @@ class ConsumedPositions:
     counts as processed. But if the current poll returned records of its partition, such a position counts as returned.
 
     A partition may be lost to another member before records that were handed out are committed. Its position is then
-    `forfeited`. Under `commit_strategy` `none` a revocation does the same; under the other strategies it commits first.
-    An error reports a forfeited position once: that of the user's next commit of all positions, or that of the next
+    `forfeited`. Under `commit_strategy` `none` a revocation forfeits it too. Under the others it commits first.
+    An error reports a forfeited position once. It comes from the user's next commit of all positions, or from the next
     poll unless `commit_strategy` is `none`.
 
     Call `retain` when the consumer no longer reads some partitions.
@@ -267,7 +267,7 @@ class ConsumedPositions:
             self._processed[tp] = self._returned.pop(tp)
 
     def unprocessed(self) -> None:
-        """Note that the last returned records may be unprocessed: from now on `all_consumed` equals `uncommitted`."""
+        """Note that the last returned records may be unprocessed: `all_consumed` keeps only `uncommitted` positions."""
         self._processed = {tp: self._processed[tp] for tp in self.uncommitted()}
         self._returned.clear()
 

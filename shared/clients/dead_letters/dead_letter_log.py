@@ -31,7 +31,7 @@ POLL_TIMEOUT_MS = 1_000
 IN_FLIGHT_MAX = 1_000
 """The maximum number of replayed records that are not acknowledged yet."""
 LEFT_OUT_MAX = 100_000
-"""A replay that has left out this many records of one partition ends: each is kept in memory until its end."""
+"""A replay that has left out this many records of one partition raises IllegalState: it keeps each in memory."""
 LARGEST_RECORD_BYTES = 64 * 1024 * 1024
 """The largest record that a replay sends. A dead letter was a stored record, so the broker's limit decides."""
 NEVER_MS = 2**62

@@ -1,6 +1,6 @@
 """The I/O of every `Member`: JoinGroup, SyncGroup, LeaveGroup, and the heartbeats sent in parallel.
 
-The coordinator answers JoinGroup only when all members have joined, and SyncGroup only when the leader has sent the
+The response to JoinGroup may wait until all members have joined, and that to SyncGroup until the leader has sent the
 assignments. These requests have a connection of their own, so that heartbeats, commits and fetches do not wait behind
 them.
 """
@@ -25,7 +25,7 @@ from penstock.shared.common.repeated_failure import RepeatedFailure
 log = get_logger(__name__)
 
 RESPONSE_GRACE_MS = 5_000
-"""The extra time beyond the rebalance timeout that the coordinator has to answer a join, as in the Java consumer."""
+"""The extra time beyond the rebalance timeout to answer JoinGroup (as in the Java consumer) or SyncGroup."""
 FIRST_RESPONSE_MS = 2_000
 """How long a leave waits for the response to a first join, which has the member id. It comes at once (KIP-394)."""
 LEAVE_TRIES = 3
@@ -213,7 +213,7 @@ class GroupRequests:
             log.info("group requests are answered again", **self.fields(), **times)
 
     def follow_up(self) -> None:
-        """Called after each step and each heartbeat: wake `heartbeats`, and forget a moved coordinator."""
+        """Called after steps, heartbeats and adopted assignments: wake `heartbeats`, and forget a moved coordinator."""
         self._beats.set()
         if self._member.forget_coordinator:
             self._member.forget_coordinator = False

@@ -108,7 +108,7 @@ TRANSITIONS: Mapping[MemberState, frozenset[MemberState]] = {
 }
 """The next states of each state. FAILED is not among them, since `fail` leads to it from any state."""
 BEATING = frozenset({_S.PREPARING, _S.COMPLETING, _S.STABLE})
-"""The states in which the coordinator expects heartbeats. While a member joins or syncs, it waits for a response."""
+"""The states in which the coordinator expects heartbeats. A member that joins or syncs waits for a response instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Member(ABC):
     member_id: str = field(default="", init=False)
     is_leader: bool = field(default=False, init=False)
     error: PenstockError | None = field(default=None, init=False)
-    """The error that keeps the member out of the group, until it is raised."""
+    """The error that keeps the member out of the group until it is raised; after a FatalError a consumer stays out."""
     forget_coordinator: bool = field(default=False, init=False)
     """The coordinator may have moved: look it up before the next request. The code that does so resets this."""
     _rejoin: bool = field(default=True, init=False)
@@ -251,7 +251,7 @@ class Member(ABC):
     # --- helpers ---
 
     def _is_outdated(self, sent_as: tuple[int, str]) -> bool:
-        """Whether the member has begun to join again since it sent a heartbeat."""
+        """Whether the member has left the generation of a heartbeat since it sent it, or needs no heartbeats now."""
         # The response is about a generation that the member leaves (Java: `HeartbeatResponseHandler`). Acting on it
         # would make the member join once more, or fail while its join succeeds.
         return sent_as != (self.generation, self.member_id) or self.state not in BEATING

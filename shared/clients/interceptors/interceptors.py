@@ -91,8 +91,8 @@ class ConsumerInterceptor:
         """Called with records of one partition before they are handed out. Returns the records to hand out instead: as
         many, at the same offsets.
 
-        A record is passed once each time it is fetched, even if an `async for` hands out the records one by one. Keys
-        and values are deserialized.
+        A record is passed at most once each time it is fetched, even if an `async for` hands out the records one by
+        one. Keys and values are deserialized.
         """
         return records
 

@@ -30,8 +30,9 @@ from penstock.shared.common.records import Headers, ProducerRecord, RecordMetada
 
 INSTRUMENTATION = "penstock"
 OPEN_SPANS_MAX = 500_000
-"""More than fit into `buffer_memory` by default. Past it the oldest span is ended without its fate. Otherwise spans
-would accumulate if a later interceptor removes the headers."""
+"""The maximum number of open spans, above the number of records that fit into `buffer_memory` by default. At the limit
+the oldest span is ended without its fate. Otherwise spans would accumulate if a later interceptor removes the
+headers."""
 
 
 class _HeaderSetter(Setter[dict[str, bytes]]):
@@ -129,7 +130,7 @@ def _is_in_headers(span: Span, propagator: TextMapPropagator, headers: Headers) 
 
 
 def _propagated_headers(headers: Headers, fields: Collection[str]) -> Headers:
-    """Return the headers that the propagator added. They contain the span id, so they differ for each record."""
+    """Return the headers with a propagator's fields. Those of an open span contain its id, so each record's differ."""
     return tuple(header for header in headers if header[0] in fields)
 
 

@@ -8,8 +8,8 @@ served in turn.
 
 The committable offset is that of the first unfinished record. If all are finished, it is the position, which `deliver`
 and `pass_over` advance. Finished records above the committable offset are stored in the commit's metadata, so that they
-are skipped after a restart. A record is started only if the metadata would still fit after all
-records in flight have finished. Otherwise the partition is `paused` until its first unfinished record is finished.
+are skipped after a restart. A record is started only if the metadata would still fit after all records in flight have
+finished. If no record can be started for this reason, the partition is `paused` until one can.
 
 >>> from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
 >>> tp = TopicPartition("clicks", 0)
@@ -48,7 +48,7 @@ Ordering = Literal["key", "partition", "unordered"]
 PauseReason = Literal["buffer", "metadata"]
 
 BUFFERED_RECORDS_MAX = 2_000
-"""The number of unfinished records of one partition at which fetching stops. It resumes at half."""
+"""The number of unfinished records of one partition at which fetching stops. It resumes below half."""
 
 
 @dataclass(slots=True, eq=False)

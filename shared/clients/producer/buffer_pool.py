@@ -5,8 +5,9 @@
 `HeldUpShare` limits the partitions that make no progress: together they may use at most half of the buffer. The other
 half is left for the partitions that make progress, so that a dead node cannot stop them. While the limit is reached,
 sends to partitions without progress wait. A partition that holds no memory may take a first batch, unless its leader is
-known to be unreachable. Otherwise each of a dead node's thousand partitions would get a batch. Waiting sends are served
-in the order in which they came. A partition that makes progress again does not wait for the others.
+known to be unreachable: a dead node may have a thousand partitions, and each would get a batch. The waiting sends of
+one partition are served in the order in which they came. A partition that makes progress again does not wait for the
+others.
 """
 
 from __future__ import annotations

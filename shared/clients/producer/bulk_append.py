@@ -1,4 +1,4 @@
-"""The part of `send_many` that needs no await: one loop that appends many records to batches."""
+"""The part of `send_many` that needs no await: loops that append many records to batches."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _partitions_kernel(data: Any, offsets: Any, lengths: Any, partition_count: A
 
 @compiled
 def _sort_kernel(partitions: Any, ends: Any, out: Any) -> None:
-    """A stable counting sort: `out[ends[p - 1]:ends[p]]` are the rows of partition p in order."""
+    """A stable counting sort: `out` gets the rows of partition 0 in order, then those of 1 …; `ends` are their ends."""
     # 1. Count the rows of each partition.
     for row in range(len(partitions)):
         ends[partitions[row]] += 1
@@ -193,7 +193,7 @@ def _measure_slice(
 class PartitionSlice:
     """The records of a slice for one partition.
 
-    `rows[at:]` are not in a batch yet. `full` is the last batch that was filled, which has no room for the next record.
+    `rows[at:]` are not in a batch yet. `full` is the last batch that `fill` was called with. It takes no more of them.
     """
 
     __slots__ = ("at", "full", "of", "queue", "rows")
@@ -332,7 +332,7 @@ def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) 
 
 
 def _pack_slice(strings: Sequence[bytes | None]) -> PackedBytes:
-    """Pack the keys or values of a slice, or the first of them that have SLICE_BYTES together."""
+    """Pack the keys or values of a slice; of a list only the first ones, with at most about SLICE_BYTES together."""
     if isinstance(strings, PackedBytes):
         return strings
     lengths = lengths_of(strings)

@@ -252,7 +252,7 @@ class ProducerMetrics:
         self._sizes.record(size, now_ms)
 
     def failed(self, topic: str, records: int) -> None:
-        """Count the records of a failed batch, or a record that failed before it had a batch."""
+        """Count the records of a failed batch, or records that failed before they had a batch."""
         self._errors.labels(topic=topic).inc(records)
         self.totals["record_error_total"] += records
         self._failures.record(records, self._now_ms())

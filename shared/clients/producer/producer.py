@@ -649,7 +649,7 @@ class Producer:
             self._partitioner.slice_taken(known)
 
     async def _take_slice(self, bulk: ColumnBulk, part: ColumnSlice, number: int) -> None:
-        """Move a slice of columns into batches, in turn one batch for each partition.
+        """Move a slice of columns into batches, in turn at most one new batch for each partition.
 
         If the wait for memory fails, its error becomes the result of the slice's records that are not in a batch.
         If this error is IllegalState, it is also raised: the producer was closed, its sender has ended, or its
@@ -681,7 +681,7 @@ class Producer:
             bulk.sliced(len(part), part.spans)
 
     async def _fill_batch(self, group: PartitionSlice, number: int) -> None:
-        """Move records into the partition's open batch, then into one new batch if some are left."""
+        """Move records into the partition's open batch, then into one more batch if some are left."""
         queue = group.queue
         group.fill(queue.open)
         if not group.left:
@@ -937,7 +937,7 @@ class Producer:
         return 0 if self._transaction is None else self._transaction.number
 
     def _check_transaction_number(self, number: int) -> None:
-        """Raise IllegalState if another transaction has begun since it had this number."""
+        """Raise IllegalState if another transaction has begun since the caller read `number`."""
         if self._transaction is not None and self._transaction.number != number:
             raise IllegalState(
                 f"transactional id {self._transaction.transactional_id}: the transaction ended while a send waited"
@@ -953,9 +953,9 @@ class Producer:
 
 
 class _Noting:
-    """Fails the transaction with the error that leaves the block.
+    """Fails the transaction with the PenstockError that leaves the block.
 
-    Of an error of init, commit or abort this is so only if it is fatal or abortable.
+    An error of init, commit or abort fails it only if the error is fatal or abortable.
     """
 
     def __init__(self, sender: Sender, txn: Transaction) -> None:

@@ -209,7 +209,10 @@ class BaseHerder(ABC):
         return await self._offsets.read(name, self._resolved_group(config), is_sink=is_sink)
 
     def _resolved_group(self, config: Config) -> Config:
-        """Return only the setting of a sink's group, resolved. A variable of another setting may have no value here."""
+        """Return only the setting `consumer.override.group.id`, resolved. It is all that a sink's group needs.
+
+        The other settings are left out: a variable of theirs may have no value on this worker.
+        """
         return self.worker.resolve({name: text for name, text in config.items() if name == GROUP_ID_OVERRIDE})
 
     # --- validation ---
@@ -273,7 +276,7 @@ class BaseHerder(ABC):
 
     @abstractmethod
     async def _run_in_herder_loop(self, run: Callable[[], Awaitable[T]]) -> T:
-        """Run a change as a command of the herder's loop, which makes all changes."""
+        """Run a command in the herder's loop. In a group, only the leader runs it; others raise NotHere."""
 
     async def patch_connector(self, name: str, patch: Mapping[str, str | None]) -> Json:
         """Change some settings of a connector; None removes one.

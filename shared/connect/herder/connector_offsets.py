@@ -37,7 +37,7 @@ PARTITION = "kafka_partition"
 OFFSET = "kafka_offset"
 PARTITION_MAX = 2**31 - 1
 OFFSET_MAX = 2**63 - 1
-"""Kafka's protocol has 32 bits for a partition, and 64 for an offset."""
+"""The largest partition and the largest offset in Kafka's protocol: signed integers of 32 and 64 bits."""
 SETTLE_TRIES = 25
 """How often a change is retried while the broker does not count a group without members as empty."""
 SETTLE_WAIT_MS = 200
@@ -140,7 +140,7 @@ class ConnectorOffsets:
     async def keep(
         self, name: str, config: Config, rows: Sequence[Row] | None, wanted: Wanted, *, altered: bool
     ) -> str:
-        """Store the offsets. Returns the message for REST. `altered` is the result of the connector's
+        """Store or remove the offsets. Returns the message for REST. `altered` is the result of the connector's
         `alter_offsets`."""
         if isinstance(wanted, dict):
             await self._alter_or_delete_sink_group_offsets(name, config, rows, wanted)

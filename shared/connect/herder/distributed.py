@@ -2,7 +2,7 @@
 
 Everything that changes state runs in one loop, one step after another. `run_once` first joins the group if needed, then
 applies new configs, then runs the REST requests in the command queue. Slow work runs outside the loop, such as the
-start of a connector or a request to the leader. Its result comes back as a command.
+start of a connector or a request to the leader. If it changes configs, it does so by a command.
 
 Only the leader writes configs, except that any worker may write a logger's level, or pause or resume a connector. For
 any other change, another worker raises NotHere with the leader's address, and the REST layer forwards the request
@@ -68,7 +68,7 @@ RETRY_MS = 1_000
 IDLE_MS = 10_000
 """The maximum time that the loop waits for work."""
 REBALANCE_WAIT_MS = 10_000
-"""How long a request waits for the end of a rebalance before it is rejected."""
+"""How long a request that arrives during a rebalance waits before it is rejected."""
 RETRY_BACKOFF = ExponentialBackoff(250, 60_000)
 
 
@@ -169,7 +169,8 @@ class DistributedHerder(BaseHerder):
         self.member.config_offset = self.snapshot().offset
 
     async def main_loop(self) -> None:
-        """Run until cancelled. Continues after retriable errors, for example if Kafka does not answer."""
+        """Run until cancelled. Continues after retriable errors, for example if Kafka does not answer, and after
+        ProducerFenced. Raises any other error."""
         while True:
             try:
                 await self.run_once()
@@ -529,8 +530,8 @@ class DistributedHerder(BaseHerder):
     async def restart_task(self, task: ConnectorTaskId) -> None:
         """Restart a task, on the worker that runs it. Raises NotHere on any other worker.
 
-        Raises ConnectorNotFound if the connector or the task is unknown, and ConnectError if the task cannot be
-        created.
+        Raises ConnectorNotFound if the connector or the task is unknown. Without exactly-once, raises ConnectError if
+        the task cannot be created.
         """
 
         async def restart_assigned_task() -> None:
@@ -707,7 +708,7 @@ class DistributedHerder(BaseHerder):
         await self._run_as_leader(lambda: self._fence_older_tasks(name))
 
     async def _fence_before_source_task(self, task: ConnectorTaskId) -> bool:
-        """Return whether an exactly-once source's task may start, after all tasks of older sets are fenced."""
+        """Fence a source's older tasks, if needed, and return whether the new task may start."""
         if views.kind_of_connector(self.plugins, self.snapshot().configs.get(task.connector)) != "source":
             return True
 
@@ -742,7 +743,7 @@ class DistributedHerder(BaseHerder):
             await self._leader_client.fence(url, name, self.snapshot().session_key)
 
     async def _fence_older_tasks(self, name: str) -> None:
-        """On the leader: fences the producers of all tasks of older sets, and stores the new number of tasks."""
+        """On the leader: fences the producers of a source's older tasks, if needed, and stores the number of tasks."""
         snapshot = self.snapshot()
         config = views.config_of(snapshot, name)
         if views.kind_of_connector(self.plugins, config) != "source":

@@ -88,7 +88,7 @@ class DistributedConfig(WorkerConfig):
     """A distributed worker's settings. The constructor raises ConfigError if they are invalid."""
 
     def __init__(self, props: Mapping[str, str], resolve: ClassResolver | None = None) -> None:
-        """If `resolve` is given, it finds a class by name, and the converters must exist."""
+        """`resolve` returns the class for a name. If it is given, the converters must exist."""
         super().__init__(props, distributed_config(), resolve)
         if self["heartbeat.interval.ms"] >= self["session.timeout.ms"]:
             raise ConfigError(

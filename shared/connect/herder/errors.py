@@ -14,7 +14,7 @@ class AlreadyExists(ConnectError):
 
 
 class RebalanceNeeded(ConnectError):
-    """A rebalance of the group is pending. The client may retry when it has ended (409)."""
+    """A rebalance of the group is pending, or this worker is still starting. The client may retry later (409)."""
 
 
 class StaleConfig(ConnectError):
@@ -37,4 +37,4 @@ class RequestTimedOut(ConnectError):
 
 
 class Forbidden(ConnectError):
-    """A request between workers without a valid signature, or an action that the settings forbid (403)."""
+    """A request between workers with a wrong signature, or an action that the settings forbid (403)."""

@@ -22,7 +22,7 @@ LEADER_TIMEOUT_MS = 30_000
 
 
 class LeaderRequestFailed(RetriableError, ConnectError):
-    """The leader did not answer, or rejected the request. The message contains the leader's response.
+    """The leader did not answer, or rejected the request. The message contains the start of any response.
 
     The request may be retried: the leader may be rebalancing, or this worker may not have read a new session key yet.
     """

@@ -32,7 +32,7 @@ CHANGED = (
     ("_record_active_count", "_record_active", 1.0),
     ("_count", "s", 1.0),  # the suffix _count belongs to histograms
 )
-"""For each suffix of Kafka Connect's names: the suffix that Prometheus' rules require, and the factor for values."""
+"""Suffixes of Kafka Connect's names that are changed, with the new suffix and the factor for values."""
 Rows = dict[tuple[str, ...], float]
 
 STATES = (State.RUNNING, State.PAUSED, State.FAILED, State.UNASSIGNED, State.RESTARTING)

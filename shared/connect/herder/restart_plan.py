@@ -1,5 +1,5 @@
-"""The connectors and tasks that a restart request restarts. The plan depends on the statuses alone, so every worker
-makes the same plan.
+"""The connectors and tasks that a restart request restarts. The plan depends only on the request and the statuses, so
+every worker makes the same plan.
 
 When the leader takes a request, it first writes the status RESTARTING for everything in the plan. The workers make
 their plans after that, and treat RESTARTING as FAILED.

@@ -49,7 +49,7 @@ def sign(key: SessionKey, body: bytes, algorithm: str) -> dict[str, str]:
 def verify(key: SessionKey, body: bytes, headers: Mapping[str, str], allowed: Sequence[str]) -> bool:
     """Return whether a worker with the key has signed the body.
 
-    Raises ValueError if the signature is missing or not base64, or if its algorithm is not `allowed`.
+    Raises ValueError if the signature is missing or not base64, or if its algorithm is unknown or not `allowed`.
     """
     given = {name.lower(): value for name, value in headers.items()}
     algorithm = given.get(ALGORITHM_HEADER.lower())

@@ -1,6 +1,6 @@
 """The herder of a standalone worker: configs in memory, offsets in a file, no group.
 
-As in a distributed worker, requests run in one loop. This worker runs all work, and counts as the leader.
+As in a distributed worker, requests run in one loop. This worker runs all work, and there is no leader.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class StandaloneHerder(BaseHerder):
         await self.worker.shutdown()
 
     def on_config_change(self, change: ConfigChange) -> None:
-        """Do nothing: all changes come from this worker, which has applied them already."""
+        """Do nothing: all changes come from this worker, which applies each one when it makes it."""
 
     async def is_healthy(self) -> bool:
         """Return whether the loop reaches requests."""

@@ -66,7 +66,7 @@ class StatusReporter:
             self._statuses.put(self._status_to_report(id, TRANSITIONS[event][1]))
 
     def on_topic_used(self, id: ConnectorTaskId, topic: str) -> None:
-        """Record a topic once, and again only after the list was emptied."""
+        """Record a topic, unless it is in the connector's list of topics already."""
         seen = (id.connector, topic)
         if not self._tracks_topics or (
             seen in self._topics and self._statuses.cache.topic(id.connector, topic) is not None

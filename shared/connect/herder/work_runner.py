@@ -178,8 +178,8 @@ class WorkRunner:
     async def start_task(self, task: ConnectorTaskId) -> bool:
         """Start a task with its current config. Returns False if it cannot be created.
 
-        If `before_task` is set, it runs in the background, and the task starts only if it returns True. If it raises an
-        error, the task is FAILED.
+        If `before_task` is set, this method returns True, and `before_task` runs in the background. The task starts
+        only if `before_task` returns True. If it raises an error, the task is FAILED.
         """
         if self._before_task is None:
             return await self._start_task(task)
@@ -222,8 +222,8 @@ class WorkRunner:
         return started
 
     async def restart_tasks(self, tasks: Iterable[ConnectorTaskId], *, announced: bool = False) -> bool:
-        """Stop and start tasks. If `announced`, RESTARTING is reported in between. Returns False if one of them cannot
-        be created."""
+        """Stop and start tasks. If `announced`, RESTARTING is reported in between. Returns False if `start_task` does
+        so for one of them."""
         started = True
         before = {task: self._given_up[task] for task in sorted(tasks)}
         await self._stop_work(ConnectorsAndTasks((), before))

@@ -30,7 +30,7 @@ with collector_off():
 main()
 """
 END_MS = 5_000
-"""How long a process may take to end after its connector and tasks have ended."""
+"""How long a process may take to end after its socket was closed."""
 
 
 class ConnectorProcessEnded(ConnectError):

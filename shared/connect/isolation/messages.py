@@ -17,7 +17,7 @@ with the same `correlation_id`, and with `value` or the error: `error`, `kind`, 
 
 | from the process | |
 |---|---|
-| `event` | an event of a `task`, or of the connector if that is null, by `Event`'s names; a failure with its `trace` |
+| `event` | an event of a `task`, or of the connector if that is null, by `Event`'s values; a failure with its `trace` |
 | `metrics` | each task with its metrics; `topics`: each task with a topic that it has used since the last time |
 | `reconfigure` | the connector requests a reconfiguration of its tasks |
 

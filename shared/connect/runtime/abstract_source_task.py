@@ -1,8 +1,8 @@
 """The common base of at-least-once and exactly-once source tasks: poll, transform, convert, send.
 
 The records of a `poll` are sent one by one, in order. If the producer does not take a record because of a retriable
-error, the task waits briefly and continues with that record. After it has taken a record, the producer reports the
-outcome through a callback.
+error, an at-least-once task waits briefly and continues with that record. After it has taken a record, the producer
+reports the outcome through a callback.
 
 A second asyncio task watches the destinations of the records that are not in Kafka yet. It fails the task if such a
 topic or partition is still missing after `topic.wait.timeout.ms`, even while a send waits.
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 SEND_FAILED_BACKOFF_MS = 100
 HELD_UP_CHECK_MS = 100
-"""How often the loop checks whether one record blocks the task while the task is to stop or pause."""
+"""How often the loop checks whether one record blocks the task."""
 BLOCKED_LOG_MS = 10_000
 """The delay before the log reports that a record cannot be handed to the producer, and the interval of reports."""
 TOPIC_LOOKUP_MS = 2_000
@@ -71,7 +71,7 @@ class Waiting:
     """Records for one destination that are not in Kafka yet."""
 
     due_ms: int
-    """When the topic is looked up, unless one of the records is acknowledged before."""
+    """When the topic is looked up, unless the number of records decreases before."""
     records: int = 0
 
 
@@ -110,7 +110,7 @@ class AbstractWorkerSourceTask(WorkerTask):
     """The loop of a source task."""
 
     _pause_takes_back = True
-    """Whether a pause takes back a record that waits to be sent, as a stop does."""
+    """Whether a pause cancels the send of a record that the producer has not taken yet, as a stop does."""
 
     def __init__(
         self, id: ConnectorTaskId, listener: StatusListener, parts: SourceParts, metrics: TaskMetrics, clock: Clock
@@ -311,7 +311,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         return not sending.cancelled() and sending.result()
 
     async def _watch_topics(self) -> None:
-        """Look up each destination that has had no acknowledgement of its pending records for `topic.wait.timeout.ms`.
+        """Look up each destination whose number of pending records has not decreased for `topic.wait.timeout.ms`.
 
         Raises ConnectError as `_fail_without_topic` does.
         """

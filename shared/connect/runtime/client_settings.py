@@ -2,8 +2,8 @@
 
 `security.protocol` becomes `security_protocol`, and so on. User and password are read from `sasl.jaas.config`. A
 truststore must be a PEM file, and a keystore a PEM file with the key and its certificates. Of the classes in
-`partition.assignment.strategy` the first one is used. Properties without a counterpart are left out, and
-`kafka_settings` returns their names.
+`partition.assignment.strategy` the first one is used. Properties without a counterpart are left out.
+`unknown_properties` returns those that deserve a warning.
 
 >>> kafka, unknown = kafka_settings({"bootstrap.servers": "a:9092", "metric.reporters": "1"})
 >>> kafka.bootstrap_servers, unknown

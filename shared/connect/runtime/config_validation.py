@@ -138,7 +138,7 @@ def _with_files_checked(
 
 
 def _wrong_overrides(plugin: type[Connector], props: Mapping[str, str], worker: Mapping[str, Any]) -> list[ConfigValue]:
-    """Return the connector's client settings that are invalid, or that the worker's policy does not allow."""
+    """Return the overrides that the worker's policy rejects, and one invalid override of each producer or consumer."""
     policy = str(worker.get("connector.client.config.override.policy", "All"))
     found = []
     is_sink = issubclass(plugin, SinkConnector)
@@ -202,7 +202,7 @@ def _find_plugin_class(plugins: Plugins, name: str) -> object | None:
 
 
 def _check_sink_topics(values: Mapping[str, ConfigValue]) -> None:
-    """Add the errors of topics, topics.regex and the dead-letter topic, taken together, to their values."""
+    """Add the errors of topics and topics.regex, also together with the dead-letter topic, to their values."""
     topics = values["topics"]
     pattern = values["topics.regex"]
     dlq = values["errors.deadletterqueue.topic.name"]

@@ -1,8 +1,8 @@
 """A connector's converters and transforms as one operation, with error handling.
 
-The fast path converts whole columns. It is used for a sink's records if there are no transforms and no headers, all
-values have one schema, and no record fails. Otherwise the slow path converts record by record and stage by stage, and
-so finds the record that failed.
+The fast path converts whole columns. It is used for a sink's records if there are no transforms and no headers, both
+converters can convert the column at once, and no record fails. Otherwise the slow path converts record by record and
+stage by stage, and so finds the record that failed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ T = TypeVar("T")
 Report = Callable[[ConsumerRecord | SourceRecord, Failure], Awaitable[None]]
 """Logs a failure and sends a dead letter, as the connector's settings require."""
 FETCHES_MAX = 10
-"""A converter that still needs another fetch after this number of fetches for one record has failed."""
+"""The maximum number of fetches for one key, value or header. If the converter then needs another, it has failed."""
 
 
 class Failed(Exception):
-    """One record's failure, on its way up to the record's loop in this module."""
+    """One record's failure. `sink_records` and `producer_record` handle it."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))

@@ -40,13 +40,13 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 PENDING_MAX = 10_000
-"""The maximum number of unacknowledged dead letters. The next one waits for all of them."""
+"""The number of pending dead letters at which `ErrorReporters.report` waits for all of them."""
 PREFIX = "__connect.errors."
 CACHED_BYTES_MAX = 64 << 20
-"""Bytes of keys and values kept beside the batch in delivery. The oldest records are dropped first. The dead letter of
-a dropped record is converted from its `SinkRecord`."""
+"""The limit of kept keys and values, in bytes. The batch in delivery counts, but is never dropped. Of the others, the
+oldest are dropped first. The dead letter of a dropped record is converted from its `SinkRecord`."""
 TRACE_BYTES_MAX = 32_768
-"""A longer trace is cut: a dead letter must stay writable where its record was."""
+"""A longer context header, such as a trace, is cut: it must not make the dead letter too large to write."""
 KAFKA_ERRORS: tuple[tuple[type[Exception], str], ...] = (
     (DataError, "org.apache.kafka.connect.errors.DataException"),
     (RetriableError, "org.apache.kafka.connect.errors.RetriableException"),
@@ -141,7 +141,7 @@ class ErrorReporters:
             raise self._failed
 
     def _take_done(self) -> ConnectError | None:
-        """Remove the futures that are done, and return the error of those that failed."""
+        """Remove the futures that are done. Returns one error for those that failed, or None."""
         done = [one for one in self._pending if one.done()]
         self._pending = [one for one in self._pending if not one.done()]
         errors = [asyncio.CancelledError() if one.cancelled() else one.exception() for one in done]
@@ -366,7 +366,7 @@ class RawRecords:
         return columns.record(index) if columns.offsets.item(index) == offset else None
 
     def committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Drop the records before the group's committed offsets: they are not reported any more."""
+        """Drop the batches that end before the group's committed offsets: they are not reported any more."""
         for tp, at in offsets.items():
             own = self._cached.get(tp, deque())
             while own and own[0].last < at.offset:

@@ -43,7 +43,8 @@ class OffsetBackingStore(Protocol):
         ...
 
     async def set(self, values: Mapping[bytes, bytes | None]) -> None:
-        """Return when the values are stored durably. Raises a PenstockError if that cannot be confirmed."""
+        """Return when the values are stored, durably unless the store is in memory. Raises a PenstockError if that
+        cannot be confirmed."""
         ...
 
     async def records(self, values: Mapping[bytes, bytes | None]) -> dict[bytes, bytes | None]:
