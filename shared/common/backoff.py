@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass
 
 RETRY_BACKOFF_MAX_MS = 1_000
-"""The longest wait of Kafka's clients between attempts of one request (`retry.backoff.max.ms`)."""
+"""The longest wait between attempts of one request: Kafka's default of `retry.backoff.max.ms`."""
 
 
 @dataclass(frozen=True, slots=True)

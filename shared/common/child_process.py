@@ -142,7 +142,7 @@ class ChildProcess:
     async def terminate(self, timeout_ms: int) -> int:
         """Send the child SIGTERM. If it has not ended after `timeout_ms`, send its whole group SIGKILL.
 
-        Returns `returncode`. Safe to call twice.
+        Returns `returncode`. Raises TimeoutError if the child has not ended KILL_WAIT_MS later. Safe to call twice.
         """
         self.send_signal(signal.SIGTERM)
         # A paused child would not see the SIGTERM.
@@ -207,7 +207,7 @@ class ChildProcess:
         self._outputs = [_OutputPipe(self._guard.stdout, on_output), _OutputPipe(self._guard.stderr, on_error_output)]
 
     def _on_guard_ended(self) -> None:
-        """The guard has ended, and so has the child, unless the guard was killed."""
+        """Note the end of the guard, and so of the child. If the guard was killed, kill the child."""
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         status = self._guard.wait()
@@ -296,7 +296,7 @@ def describe_exit_status(status: int) -> str:
 
 
 def tail(file: Path, lines: int, *, start: int = 0) -> list[str]:
-    """Return the last `lines` lines of a file from byte `start` on; none if it cannot be read."""
+    """Return the last `lines` lines after byte `start`, of at most LOG_TAIL_BYTES; none if the file cannot be read."""
     try:
         with file.open("rb") as f:
             size = f.seek(0, os.SEEK_END)

@@ -43,7 +43,7 @@ class ContinuationCodec(Generic[PositionT]):
         self._digest = blake2b(packed_query, digest_size=DIGEST_BYTES).digest()
 
     def encode(self, position: PositionT | None) -> str | None:
-        """The continuation after a position: text that a URL can contain without escapes."""
+        """The continuation after a position: text that a URL can contain without escapes; None for None."""
         if position is None:
             return None
         packed = msgspec.msgpack.encode((self._digest, position))

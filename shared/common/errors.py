@@ -1,9 +1,10 @@
 """The errors that Penstock raises.
 
-A leaf class says what happened (`ProducerFenced`, `RecordTooLarge`). Its base class says what to do. After a
+A leaf class says what happened (`ProducerFenced`, `RecordTooLarge`). Five base classes say what to do. After a
 `RetriableError` the same call may be repeated. After an `AbortableError` the transaction must be aborted first. After a
-`FatalError` the client or task that raised it cannot continue. For a `ConfigError` or `DataError` a person must change
-a setting or a record. Most names are Kafka's (org.apache.kafka.common.errors, without the suffix `Exception`).
+`FatalError` that is not `abortable` the client or task that raised it cannot continue. For a `ConfigError` or
+`DataError` a person must change a setting or a record. Most names are Kafka's (org.apache.kafka.common.errors, without
+the suffix `Exception`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class AbortableError(PenstockError):
 
 
 class FatalError(PenstockError):
-    """The client or task that raised it cannot continue. Make a new one."""
+    """The client or task that raised it cannot continue, unless the error is `abortable`. Make a new one."""
 
 
 class ConfigError(PenstockError):
@@ -77,7 +78,7 @@ class UnknownTopicOrPartition(RetriableError):
 
 
 class NotLeaderOrFollower(RetriableError):
-    """The broker that received the request does not lead the partition (any more)."""
+    """The broker that received the request cannot serve the partition as its leader (yet, or any more)."""
 
 
 class NotEnoughReplicas(RetriableError):
@@ -119,7 +120,7 @@ class AuthenticationFailed(FatalError):
 
 
 class AuthorizationFailed(FatalError):
-    """The principal may not do this on the topic, group or transactional id that the message names."""
+    """The principal may not do this on the resource (topic, group, cluster, …) that the message names."""
 
 
 class ProducerFenced(FatalError):
@@ -143,7 +144,7 @@ class Wakeup(PenstockError):
 
 
 class CommitFailed(PenstockError):
-    """Offsets could not be committed because the member no longer owns the partitions; the message says why."""
+    """Offsets could not be committed, mostly because the member lost the partitions; the message says why."""
 
 
 class IllegalGeneration(CommitFailed):
@@ -194,11 +195,11 @@ class CorruptRecord(DataError):
 
 
 class SchemaMismatch(FatalError):
-    """Stored state was written by a topology that this one does not match; the message names the difference."""
+    """Stored data does not match this topology or release; the message names the difference."""
 
 
 class ChangelogHole(FatalError):
-    """Changelog records that a restore needs are gone; the message says which offsets are missing."""
+    """Changelog records that a restore or a compaction needs are gone; the message gives the details."""
 
 
 class StateStoreFailed(FatalError):
@@ -238,7 +239,7 @@ class UnsupportedVersion(FatalError):
 
 
 class InvalidRequest(DataError):
-    """The broker rejected a request's values (partitions, replication factor, configs); the message says why."""
+    """A request has invalid values (partitions, replication factor, configs); the message says why."""
 
 
 class GroupNotFound(PenstockError):
@@ -262,7 +263,7 @@ class WrongJava(ConfigError):
 
 
 class LakeUnavailable(RetriableError):
-    """The table cannot be read or written: the storage fails, or maintenance has removed files meanwhile."""
+    """The table cannot be read or written now: it is missing, the storage fails, or files were removed meanwhile."""
 
 
 class NotASnapshot(FatalError):
@@ -299,7 +300,7 @@ class HandlerTimeout(RetriableError):
 
 
 class HandlerExited(RetriableError):
-    """The handler raised an error that would end the process or thread (SystemExit, GeneratorExit). Both continue."""
+    """The handler raised an error that would end the process or thread (SystemExit, GeneratorExit). Neither ends."""
 
 
 class HandlerCancelled(RetriableError):

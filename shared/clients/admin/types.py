@@ -68,7 +68,7 @@ def event_time_topic(name: str, partitions: int, *, replication_factor: int = -1
 
 
 def topic_before_3_6(topic: NewTopic) -> NewTopic:
-    """Return a new topic as Kafka before 3.6 accepts it, if its timestamps are unlimited."""
+    """Return the topic with the older limit, as Kafka before 3.6 needs it; unchanged if its timestamps are limited."""
     if not UNLIMITED_TIMESTAMPS.items() <= topic.configs.items():
         return topic
     others = {name: value for name, value in topic.configs.items() if name not in UNLIMITED_TIMESTAMPS}
@@ -109,7 +109,7 @@ def topic_id_text(topic_id: uuid.UUID) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ConfigSynonym:
-    """A config from which another config may take its value; `source` as in `ConfigEntry`."""
+    """A config from which a `ConfigEntry` may take its value; `source` as in `ConfigEntry`."""
 
     name: str
     value: str | None

@@ -52,8 +52,8 @@ UNKNOWN_TOPIC_GRACE_MS = 1_000
 
 SOON_MS = 5
 SOON_MAX_MS = 20
-"""The first and the longest wait between attempts while the last transaction is being completed. Java's producer waits
-for 20 ms (`TransactionManager.ADD_PARTITIONS_RETRY_BACKOFF_MS`)."""
+"""SOON_MS is the first and SOON_MAX_MS the longest wait between attempts while the last transaction is being completed.
+Java's producer waits for 20 ms (`TransactionManager.ADD_PARTITIONS_RETRY_BACKOFF_MS`)."""
 UNREACHED_LOG_MS = 2_000
 """A start that has reached no broker after this time logs a warning. A normal start takes a fraction of it."""
 
@@ -97,8 +97,9 @@ def retry_waits(retry_backoff_ms: float, *, soon: bool = False) -> Callable[[Ret
 async def bootstrap(client: SocketClient, kafka_settings: KafkaSettings, log_after_ms: int = UNREACHED_LOG_MS) -> None:
     """Fetch the first metadata, with retries until `request_timeout_ms` has passed.
 
-    If there is no metadata after `log_after_ms`, the addresses and the reason are logged. Raises BrokerNotAvailable
-    with the addresses. Raises AuthenticationFailed as soon as a broker rejects the credentials.
+    If there is no metadata after `log_after_ms`, the addresses and the reason are logged, but not for every client of
+    a process that waits for the same servers. Raises BrokerNotAvailable with the addresses. Raises AuthenticationFailed
+    as soon as a broker rejects the credentials.
     """
     servers = kafka_settings.bootstrap_servers
     deadline_ms = SYSTEM_CLOCK.monotonic_ms() + kafka_settings.request_timeout_ms
@@ -202,7 +203,7 @@ class Connection:
     def silent_ms(self) -> float | None:
         """Return the ms since a broker last answered a request of this client.
 
-        Without a response the time counts from the first call of this method. Responses on a socket that was closed
+        Without a response the time counts from the first call of this method. Responses on a socket that was replaced
         since the last call are not known. Returns None while the connection is not open.
         """
         if self._client is None:

@@ -159,8 +159,10 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
         self._transport: Any = None
 
     async def connect(self) -> None:
-        """Connect by TCP and TLS, request the broker's versions, and authenticate by SASL. Raises OSError and
-        aiokafka's errors."""
+        """Connect by TCP and TLS, request the broker's versions, and authenticate by SASL.
+
+        `SocketClient._open_socket` translates the errors.
+        """
         # These are the steps of aiokafka's `connect`. Only the socket is new: it is made for one address of the host,
         # while aiokafka leaves the choice to asyncio, which begins with the first address in every attempt.
         loop = asyncio.get_running_loop()
@@ -262,7 +264,10 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         raise BrokerNotAvailable("; ".join(reasons))
 
     async def _bootstrap_hosts(self) -> list[tuple[str, int]]:
-        """Return the bootstrap servers; by their canonical names unless `client_dns_lookup` is use_all_dns_ips."""
+        """Return the bootstrap servers; by their canonical names unless `client_dns_lookup` is use_all_dns_ips.
+
+        A host that cannot be resolved to a canonical name is left out, unless none can be resolved.
+        """
         hosts = [(host, port) for host, port, _ in self.hosts]
         if self._settings.client_dns_lookup == "use_all_dns_ips":
             return hosts

@@ -181,7 +181,7 @@ def _static_members_first(member_id: str, instance_id: str | None) -> tuple[bool
 
 
 def _subscribers_by_topic(partitions: Mapping[str, int], members: Mapping[str, GroupMember]) -> dict[str, list[str]]:
-    """Return the subscribed members of every existing topic that has any, in order."""
+    """Return the subscribed members of every existing topic that has any, in the order of `in_order`."""
     found: dict[str, list[str]] = {}
     for member_id in in_order(members):
         for topic in dict.fromkeys(members[member_id].subscription.topics):
@@ -308,7 +308,8 @@ class _Balance:
         The path is empty unless that member has at least two partitions fewer than `giver`.
 
         1. The search is breadth-first. From each member reached, a partition of a topic that it holds may move to any
-           subscriber of the topic. Each topic is followed once, from the member that is nearest to `giver`.
+           subscriber of the topic. Each topic is followed once, from the member that is nearest to `giver`. If
+           `unowned_alone` is True, only initially unowned partitions may move.
         2. The search ends early at a member with the fewest partitions of all.
         3. The path is read backwards from the member with the fewest.
         """
@@ -341,7 +342,7 @@ class _Balance:
         return path
 
     def _choose_partition_to_move(self, source: str, topic: str, target: str) -> int:
-        """Return an initially unowned partition, else one that the target claims, else any: the last."""
+        """Return the highest initially unowned partition, else the highest that the target claims, else the highest."""
         held = self.held[source][topic]
         return max(held & self._unowned[topic] or held & self._claims[target][topic] or held)
 

@@ -46,9 +46,9 @@ log = get_logger(__name__)
 OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Exception | None], object]
 
 WAITING_MAX = 10_000
-"""The maximum number of callbacks that wait for a response. While the coordinator is away, each commit adds one."""
+"""The maximum number of callbacks that wait for a response. They add up while the coordinator is away."""
 REJECTED_RETRY_MS = 5_000
-"""How long a partition is retried that the coordinator does not know: it may just have been created. After it was
+"""How long a partition that the coordinator does not know is retried: it may just have been created. After it was
 given up, its next commit is tried once."""
 OF_ONE_PARTITION = codes_of(
     "UNKNOWN_TOPIC_OR_PARTITION",
@@ -130,7 +130,7 @@ class CommitRequestManager:
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None = None
     ) -> None:
         """Commit offsets without waiting. `callback(offsets, error)` is called once: with None when all offsets are
-        committed, or with the first error of one of them that is not retried.
+        committed, or with the first error of one of them that is not retried in this generation.
 
         If WAITING_MAX callbacks already wait, the oldest one gets CoordinatorNotAvailable, although its commit may
         still succeed.

@@ -88,7 +88,7 @@ class CommitSequence:
         return all(tp in self._partitions and self._partitions[tp].done >= n for tp, n in numbers.items())
 
     def is_dropped(self, numbers: Mapping[TopicPartition, int]) -> bool:
-        """Whether a partition was forgotten since it got its number here: that number will never be done."""
+        """Whether a partition was forgotten after it got its number in `numbers`: that number will never be done."""
         return any(tp not in self._partitions or self._partitions[tp].number < n for tp, n in numbers.items())
 
     def next_commit(self, generation: int) -> Commit | None:

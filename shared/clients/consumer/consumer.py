@@ -8,8 +8,8 @@
             consumer.commit_async()
 
 The records that a poll returned count as processed when the next poll is made. Heartbeats are sent in the background.
-Partitions are assigned and revoked only inside polls and `close`, and so the rebalance listener is called only there. A
-listener that commits therefore covers exactly the processed records.
+In a group, partitions are assigned and revoked only inside polls and `close`, and so the rebalance listener is called
+only there. A listener that commits therefore covers exactly the processed records.
 
     async for record in consumer:
         ...
@@ -129,7 +129,7 @@ class Deserializers:
         return self.key is bytes_deserializer and self.value is bytes_deserializer
 
     def decode(self, columns: Columns) -> tuple[Columns[Any, Any] | None, Undecodable | None]:
-        """Return the decoded records up to the first that cannot be decoded (None if there are none), and that one."""
+        """Return the decoded records before the first undecodable one, and that one; each is None if there is none."""
         keys, wrong_key = _decode_column(self.key, columns.topic, columns.keys)
         values, wrong_value = _decode_column(self.value, columns.topic, columns.values[: len(keys)])
         keys = keys[: len(values)]
@@ -282,8 +282,9 @@ class Consumer(Generic[K, V]):
         All polled records count as processed, with two exceptions: the last record of an `async for`, and after an
         exception in `async with` the records of the last poll.
 
-        `timeout_ms` limits the whole close, but LeaveGroup has at least 200 ms. If `timeout_ms` is None,
-        `listener_timeout_ms` limits the commit and the listener. A static member stays in the group.
+        `timeout_ms` limits the commit, the listener and LeaveGroup together, but LeaveGroup has at least 200 ms. If
+        `timeout_ms` is None, `listener_timeout_ms` limits the commit and the listener. A static member stays in the
+        group.
         """
         await self._close_consumer(timeout_ms, processed=True)
 
@@ -350,12 +351,13 @@ class Consumer(Generic[K, V]):
         `timeout_ms`.
 
         From now on the records of earlier polls count as processed. The poll commits them according to
-        `commit_strategy`. It calls the rebalance listener if that is due, which may take longer than `timeout_ms`. If
+        `commit_strategy`. It calls the rebalance listener if that is due. Both may take longer than `timeout_ms`. If
         the poll is cancelled, the listener's call continues.
 
         Raises the listener's errors, SerializationError and CorruptRecord (with the record's offset),
-        NoOffsetForPartition and OffsetOutOfRange (if `auto_offset_reset` is `none`), AuthorizationFailed, Wakeup,
-        IllegalState (closed, not subscribed, or another task polls), and ValueError (`max_records` below 1).
+        NoOffsetForPartition and OffsetOutOfRange (if `auto_offset_reset` is `none`), AuthorizationFailed,
+        AuthenticationFailed, errors of the group such as FencedInstanceId, Wakeup, IllegalState (closed, not
+        subscribed, or another task polls), and ValueError (`max_records` below 1).
 
         If handed-out records were not committed before their partition was lost, raises CommitFailed once, unless
         `commit_strategy` is `none`. If it is `sync`, also raises the errors of `commit`.
@@ -543,7 +545,7 @@ class Consumer(Generic[K, V]):
         await self._reset_positions(partitions, "earliest")
 
     async def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Continue after the last record of these partitions, by default of all assigned ones."""
+        """Continue from the `end_offsets` of these partitions, by default of all assigned ones."""
         await self._reset_positions(partitions, "latest")
 
     def pause(self, *partitions: TopicPartition) -> None:
@@ -821,7 +823,7 @@ class Consumer(Generic[K, V]):
         return await list_offsets(self._connection, specs, self._settings.isolation_level, limit_ms)
 
     async def _describe_offset_error(self, error: PenstockError) -> PenstockError:
-        """Return the error with the client name, under `auto_offset_reset=none` also with the partitions' offsets."""
+        """Return the error with the client name; for a missing or invalid offset also with the partitions' offsets."""
         if not isinstance(error, NoOffsetForPartition | OffsetOutOfRange):
             return type(error)(f"{self._client_and_group()}: Fetch: {error}")
         unpositioned = sorted(self._fetcher.assignment)
@@ -879,7 +881,7 @@ class Consumer(Generic[K, V]):
             raise IllegalState(f"the consumer is {self._state}")
 
     def _check_reading(self, operation: str) -> None:
-        """Raise unless a call that runs the listener is allowed: not inside the listener, and not during a close."""
+        """Raise IllegalState if the consumer is not open, or if the caller is inside a rebalance listener."""
         if self._state != "open":
             raise IllegalState(f"the consumer is {self._state}")
         if self._invoker.is_called(current_task()):

@@ -6,9 +6,9 @@ the heartbeats, also during a call of the listener, since the call may take long
 those of every group member (`penstock.shared.clients.group.group_requests`). Without a group there are no tasks, and a
 subscription reads all partitions of its topics.
 
-A call of the listener begins only while a poll waits for it (`listening`), when no records are processed. Until then
-the call is due, and polls return no records. If the poll is cancelled, a call that has begun continues, and the next
-poll waits for it. A new assignment is passed to the fetcher before the listener is called.
+In a rebalance, a call of the listener begins only while a poll waits for it (`listening`), when no records are
+processed. Until then the call is due, and polls return no records. If the poll is cancelled, a call that has begun
+continues, and the next poll waits for it. A new assignment is passed to the fetcher before the listener is called.
 
 A member without a poll for `max_poll_interval_ms` leaves the group. A poll in progress counts as a recent one.
 """
@@ -413,7 +413,7 @@ class ConsumerCoordinator:
         self._settled.set()
 
     def _leave_group(self, step: Leave) -> None:
-        """Send LeaveGroup in parallel to the steps: no poll waits for its response, but `close` does."""
+        """Send LeaveGroup, unless the member is static. No poll waits for its response, but `close` does."""
         event = "left the group" if step.member_id else "sent no LeaveGroup, so its membership is kept for a session"
         limit_ms = self.member.config.max_poll_interval_ms
         self.gone_because = f"{event}: no poll within max_poll_interval_ms={limit_ms}"
@@ -430,7 +430,7 @@ class ConsumerCoordinator:
             self._calling = False
 
     async def _fetch_partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return the partition counts of the topics that exist, from fresh metadata."""
+        """Request new metadata, and return the partition counts of the topics that exist."""
         # The leader also assigns topics that it does not read itself, so their metadata may be unknown.
         for topic in topics:
             self._connection.watch(topic)

@@ -141,7 +141,10 @@ class FetchRequestManager:
             self.pump()
 
     async def wait_for_data(self, timeout_ms: float) -> None:
-        """Wait until there may be records to take, a request's task has failed, or `timeout_ms` has passed."""
+        """Wait until there may be records to take, or until `timeout_ms` has passed.
+
+        Also returns after `wake_pollers`, after the failure of a request's task, and if fetching is not open.
+        """
         if self.fetcher.has_data or not self._is_open:
             return
         waiter = asyncio.get_running_loop().create_future()
@@ -243,7 +246,7 @@ class FetchRequestManager:
         self._metrics.position_reset(tp.topic, move.position - move.replaced)
 
     async def _refresh_metadata(self) -> None:
-        """Refresh the metadata; the wait until the next refresh grows while leaders are missing."""
+        """Refresh the metadata; the wait until the next refresh grows with each refresh in a row."""
         if self._clock.monotonic_ms() - self._refreshed_ms > RETRY_BACKOFF_MAX_MS:
             self._refreshes = 0
         await self._connection.refresh_metadata()

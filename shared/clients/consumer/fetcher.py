@@ -287,7 +287,7 @@ class Fetcher:
         return idle, left_out, len(nodes)
 
     def _bytes_per_node(self, idle_nodes: int, nodes: int) -> int:
-        """Return the bytes that each of `idle_nodes` nodes may send; 0 if too few for a request.
+        """Return the bytes that a response of each of `idle_nodes` nodes may have; 0 if too few for a request.
 
         A node gets at most one of `nodes` + 1 equal parts of the buffer. If the bytes are too few and `take` has
         nothing to return, drops the buffers of paused partitions.

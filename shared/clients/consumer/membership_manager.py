@@ -90,7 +90,7 @@ class ConsumerMembershipManager(Member):
     owned: frozenset[TopicPartition] = frozenset()
     topics: frozenset[str] = frozenset()
     group_topics: frozenset[str] = frozenset()
-    """The topics that all members have subscribed to; only the leader knows them."""
+    """The topics that at least one member has subscribed to; only the leader knows them."""
     _joined_topics: frozenset[str] = frozenset()
     _members: tuple[tuple[str, str | None, bytes], ...] = ()
     _assignments: dict[str, bytes] | None = None

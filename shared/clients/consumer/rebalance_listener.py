@@ -102,7 +102,7 @@ class RebalanceListenerInvoker:
         return task is not None and task is self._calling
 
     def not_committed(self, offsets: Mapping[TopicPartition, int]) -> CommitFailed:
-        """Return the error for offsets that this member can no longer commit."""
+        """Return the error for offsets that this member may not commit."""
         if self._coordinator.member.identity[0] == NO_GENERATION:
             return UnknownMember(f"{self._describe_member()}: not assigned anything by the group yet")
         reason = self._coordinator.gone_because or self._why_gone
@@ -141,7 +141,10 @@ class RebalanceListenerInvoker:
             self._metrics.rebalanced(self._coordinator.rebalance_ms)
 
     async def leave(self, timeout_ms: float | None) -> None:
-        """Commit and revoke for the last time, before LeaveGroup; `timeout_ms` bounds all of it."""
+        """Commit and revoke for the last time, before LeaveGroup.
+
+        `timeout_ms` limits all of it. If it is None, the limit of a call of the listener does.
+        """
         if self._settings.group_id is None:
             return
         limit_ms = self._listener_limit_ms if timeout_ms is None else timeout_ms

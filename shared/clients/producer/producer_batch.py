@@ -185,7 +185,7 @@ class ProducerBatch:
         return self.producer_state.producer_id >= 0
 
     def size(self) -> int:
-        """Return the size in bytes: uncompressed until the first request, then as it is sent."""
+        """Return the size in bytes: uncompressed until `data` is called, then as it is sent."""
         return int(self._builder.size()) if self._builder is not None else self._size
 
     def extend(self, columns: Any, rows: Int64Array, first: int) -> int:
@@ -202,10 +202,9 @@ class ProducerBatch:
         return stop
 
     def remove(self, *indices: int) -> int:
-        """Mark records as cancelled. Returns their number: 0 if the batch is no longer open, without those that were
-        cancelled before.
+        """Cancel records if the batch is open, and call their callbacks. Returns the number of records newly cancelled.
 
-        After its last call of `remove` the caller calls `cancelled_records`, once.
+        If there are any, the caller then calls `cancelled_records` once, for all batches together.
         """
         if self.state is not BatchState.OPEN:
             return 0
@@ -288,7 +287,10 @@ class ProducerBatch:
         return self._data
 
     def split(self) -> list[ProducerBatch]:
-        """Return two batches, each with about half of the bytes. They keep this batch's age, callbacks and memory."""
+        """Return two batches, cut at the record that reaches half of the bytes.
+
+        They keep this batch's age, callbacks and memory.
+        """
         assert self._data is not None, "only a batch that was sent can turn out too large"
         assert self.count > 1, "one record cannot be split"
         records = read_batch_records(self._data)

@@ -62,7 +62,7 @@ class PartitionQueue:
         return f"<PartitionQueue {self.tp}, {len(self.queued)} queued, {len(self.out)} out>"
 
     def retried(self) -> ProducerBatch | None:
-        """Return the partition's first batch (in flight before queued) if it is a retry, else None."""
+        """Return the partition's first batch (in flight before queued) if it is a retry and not done, else None."""
         first = self.out[0] if self.out else self.queued[0] if self.queued else None
         # A batch that has failed in flight stays in `out` until its request is over, and is not sent again.
         if first is None or first.state is BatchState.DONE:
@@ -194,7 +194,8 @@ class RecordAccumulator:
 
         `may_send` returns whether a partition may send, `usable` whether a node takes another request now. If not, the
         batch stays queued. `reachable` returns whether a node is connected. It decides only whether the queue notes the
-        node as `unreachable`. A request has at most `max_request_size` bytes. If `hurry` is True, no batch lingers.
+        node as `unreachable`. The batches of a request have at most `max_request_size` bytes. If `hurry` is True, no
+        batch lingers.
         """
         requests: dict[int, list[ProducerBatch]] = {}
         sizes: dict[int, int] = {}
@@ -319,7 +320,7 @@ class RecordAccumulator:
         self.incomplete.pop(batch, None)
 
     def take_all(self, *, out: bool) -> list[ProducerBatch]:
-        """Return every batch that is not done, with `out` also those in a request; remove them from the queues."""
+        """Remove all queued batches and return them, with `out` also those in a request, which stay in `out`."""
         taken = [batch for batch in self.incomplete if out or not self.is_out(batch)]
         for batch in taken:
             self._unqueue_batch(batch)

@@ -1,4 +1,4 @@
-"""Checks of a record before it is enqueued. Each check raises an error that says what is wrong."""
+"""Checks of a record before it is enqueued. Their errors say what is wrong."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def record_of(
 
 
 def check_timestamp(topic: str, timestamp: object) -> None:
-    """Raise InvalidTimestamp unless `timestamp` is None or milliseconds that fit into the record."""
+    """Raise InvalidTimestamp unless `timestamp` is None or an int of milliseconds from 0 to 2^63 - 1."""
     # Not `isinstance`: True is an int too.
     if timestamp is not None and not (type(timestamp) is int and 0 <= timestamp < TIMESTAMP_END):
         raise InvalidTimestamp(f"topic {topic}: timestamp {timestamp!r} is not an int from 0 to 2^63 - 1")
@@ -58,7 +58,7 @@ def check_partition(topic: str, partition: Any) -> None:
 
 def checked_headers(topic: str, headers: Any) -> HeaderList:
     """Return the headers as a list. Raises SerializationError unless each header is a pair of a str (without
-    surrogates) and a bytes-like value or None.
+    surrogates) and bytes, a bytearray, a memoryview or None.
 
     >>> checked_headers("clicks", (("trace", b"1"), ("empty", None)))
     [('trace', b'1'), ('empty', None)]

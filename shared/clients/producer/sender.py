@@ -1,9 +1,9 @@
 """The sender sends due batches to their leaders.
 
-`run_once(now_ms)` is one turn: expire, settle, prepare (the producer id, the partitions of the transaction). Then it
-drains and sends until no batch is due or no node takes another request. It returns the ms until the next turn is due
-merely because time passes. Every other event (a full batch, a response, a flush) calls `wake`. batch_completion.py
-handles the responses.
+`run_once(now_ms)` is one turn: expire batches, settle sequence numbers, prepare (the producer id, the partitions of the
+transaction). Then it drains and sends until no batch is due or no node takes another request. It returns the ms until
+the next turn is due merely because time passes. Every other event (a full batch, a response, a flush) calls `wake`.
+batch_completion.py handles the responses.
 
 A batch is put into a request only if its node is connected. An unreachable node therefore does not cost the batch an
 attempt, and leaves no doubt whether the batch is in the log.
@@ -202,7 +202,7 @@ class Sender:
         return self.completion.fail_all(error, out=out)
 
     def is_slow(self, tp: TopicPartition) -> bool:
-        """Whether a due batch has waited for a partition's broker for longer than the limit."""
+        """Whether a partition's due batch has waited longer than `partitioner_availability_timeout_ms` (0: never)."""
         limit_ms = self._settings.partitioner_availability_timeout_ms
         since_ms = self._accumulator.queue(tp).ready_since_ms
         return limit_ms > 0 and since_ms is not None and self._clock.monotonic_ms() - since_ms > limit_ms

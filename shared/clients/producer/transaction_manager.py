@@ -182,7 +182,7 @@ class SequenceLedger:
         return known is not None and known.gap
 
     def settle(self, tp: TopicPartition) -> None:
-        """Resolve a partition's trouble: no batch of it is in flight, and no queued batch must keep its number."""
+        """Resolve a given-up batch or a gap. No batch is in flight, and no queued batch must keep its number."""
         del self._troubled[tp]
         known = self._partitions[tp]
         # There are two cases.

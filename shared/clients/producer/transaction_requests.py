@@ -123,7 +123,7 @@ class TransactionRequests:
         *,
         first: bool,
     ) -> None:
-        """Add a group's offsets to the transaction, under the group's generation and member id.
+        """Add a group's offsets to the transaction. The group coordinator checks the generation and the member id.
 
         `first` means that this begins the transaction at its coordinator.
         """

@@ -70,7 +70,7 @@ def encode_records(
     order. Returns the position in `rows` of the first record that was not appended, or `stop`.
 
     A record fits if the batch with it ends within `out` and has fewer than `batch_size` bytes. The first record of a
-    batch only has to end within `out`. Each call updates the batch's `state`.
+    batch only has to end within `out`. Each call updates `state`: position, number of records and timestamps.
 
     The header bytes of a record begin with the number of headers. A record has no headers if its value in
     `header_lengths` is 0 or less, or if `header_lengths` is empty.

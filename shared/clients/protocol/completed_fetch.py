@@ -115,7 +115,7 @@ class _FetchedBatch:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the fetched batch has a record at each of its offsets: log compaction removed none."""
+        """Whether the fetched batch has a record at each of its offsets. False before magic 2."""
         return self.magic >= 2 and self.count == self.next_offset - self.base_offset
 
     @property
@@ -126,7 +126,7 @@ class _FetchedBatch:
 
 @cache
 def compile_decoding() -> None:
-    """Compile the kernel of `CompletedFetch`, or load it from the cache. Later calls in the process do nothing."""
+    """Compile the kernel of `CompletedFetch`, or load it from the cache. Does nothing later, or without numba."""
     if IS_COMPILED:
         from penstock.shared.clients.protocol import decoding_kernel
 
@@ -137,9 +137,9 @@ class CompletedFetch:
     """The fetched batches of one partition from `position` on; `aborted` are (producer id, first offset) pairs, or None
     under `read_uncommitted`.
 
-    `position` is the offset of the next record to return, `end_offset` that to fetch next. `epoch` is the leader epoch
-    of the last decoded batch, `end_epoch` that of the batch before `end_offset` (-1 if unknown). If `packed` is True,
-    the columns keep the whole buffer of fetched or decompressed bytes in memory.
+    `position` is the offset of the next record to return, `end_offset` that to fetch next. `epoch` is the highest
+    leader epoch of the decoded batches, `end_epoch` that of the batch before `end_offset` (-1 if unknown). If `packed`
+    is True, the columns keep the whole buffer of fetched or decompressed bytes in memory.
     """
 
     __slots__ = (
@@ -257,9 +257,10 @@ class CompletedFetch:
             self._torn = f"no whole batch in {size} bytes"
 
     def _decode(self, max_records: int | None) -> Columns | None:
-        """Decode the next whole batches until they have at least `max_records` and at least DECODED_RECORDS records.
+        """Decode the next whole batches until they have enough records, or none is left.
 
-        Returns their records, or None if there are no more.
+        Enough is at least `max_records` and at least DECODED_RECORDS, or without `max_records` as many records as the
+        fetch has bytes. Returns their records, or None if there are no more.
         """
         into = _PackedFetch(self._data, self.position) if self._is_packed else _ListFetch(self._data, self.position)
         # Without a limit, a bound that only highly compressed batches exceed: the next call returns the rest.
@@ -301,7 +302,7 @@ class CompletedFetch:
         return None
 
     def _translated(self, error: Exception) -> PenstockError:
-        """Return the error of the next batch, with topic, partition and offset."""
+        """Return Penstock's error for an error of the next batch, with topic, partition and offset."""
         topic, partition = self._where
         where = f"{topic}-{partition} at offset {self._decoded_to}"
         if isinstance(error, UnsupportedCodecError):
@@ -488,7 +489,7 @@ class _PackedFetch:
         return Columns(topic, partition, *part), broken
 
     def _run(self, own: Sequence[tuple[int, _FetchedBatch]]) -> list[_FetchedBatch]:
-        """Return the next batches that the kernel can take together: all compressed, or none."""
+        """Return the next batches that the kernel can take together: all compressed, or all uncompressed."""
         run: list[_FetchedBatch] = []
         for _, batch in own:
             if batch.magic < 2 or batch.count < 0 or batch.is_compressed != (run[0] if run else batch).is_compressed:

@@ -1,4 +1,4 @@
-"""Decodes record batches (magic 2) into columns of positions in the received bytes, by a compiled kernel.
+"""Decodes record batches (magic 2) into columns of positions in their bytes, by a compiled kernel.
 
 The kernel decodes the batches of ordinary producers. A batch with anything unusual (a wrong length, record attributes,
 a header name beyond ASCII) is left to aiokafka's reader, which decodes it or raises an error.

@@ -1,6 +1,6 @@
 """The error table: Penstock's error for each exception of aiokafka and for each error code of a broker.
 
-Every message starts with `where`: the topic and partition, group or transactional id that the error is about.
+Every message starts with `where`: for example the topic and partition or the group that the error is about.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ _partition = struct.Struct(">ihqqq")
 """Partition, error code, high watermark, last stable offset, log start offset."""
 _aborted = struct.Struct(">qq")
 _diverging = struct.Struct(">iq")
-"""The largest epoch, and its end offset, after which broker and client are known to differ (KIP-595)."""
+"""The largest epoch and its end offset such that subsequent records are known to diverge (KIP-595)."""
 
 Wanted = list[tuple[str, list[tuple[int, int, int, int]]]]
 """`[(topic, [(partition, offset, epoch of the batch before it, max bytes)])]`. With an epoch (else NO_EPOCH) the broker
@@ -64,7 +64,7 @@ class FetchedPartition(NamedTuple):
     """`(producer id, first offset)` of the aborted transactions within the records."""
     records: bytes | memoryview = b""
     diverged_at: int | None = None
-    """The offset from which the broker's log differs from the log that was read, after a truncation."""
+    """The offset from which the broker's log differs from the log that was read; None if the broker reports none."""
 
 
 class FetchResponse:

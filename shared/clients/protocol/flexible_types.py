@@ -38,7 +38,7 @@ class FlexibleReader:
         return len(self._data)
 
     def read_struct(self, shape: struct.Struct) -> tuple[Any, ...]:
-        """Read fields of a fixed size; these are encoded as in other versions."""
+        """Read fields of a fixed size, which flexible versions encode as other versions do."""
         values = shape.unpack_from(self._data, self._at)
         self._at += shape.size
         return values

@@ -28,8 +28,10 @@ from penstock.shared.common.varints import VARINT_BYTES_MAX, put_varint, read_va
 
 @compiled
 def _follow(data, offsets, lengths, more, pieces, piece_ends, texts, starts, sizes, out, out_offsets, out_lengths):
-    """Write for each record the number of its headers, its own headers, then `more` others: pieces and length-prefixed
-    texts in turn."""
+    """Write for each record the number of its headers, its own headers, then `more` others.
+
+    The others are pieces, which are the same for all records, and length-prefixed texts of the record, in turn.
+    """
     at = 0
     for row in range(len(lengths)):
         out_offsets[row] = at
@@ -124,7 +126,7 @@ class PackedHeaders(Sequence[Headers]):
 
 
 def header_block(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
-    """Return one record's headers after their number; empty if there are none."""
+    """Return the number of one record's headers, then the headers, as bytes; empty if there are none."""
     if not headers:
         return b""
     block = bytearray()

@@ -29,7 +29,7 @@ from penstock.shared.clients.protocol.requests import supported_version
 API_KEY = 0
 VERSION_MIN = 9
 VERSION_MAX = 10
-"""From version 12 on the broker adds partitions to the transaction itself (KIP-890). This client still does it."""
+"""From version 12 on the broker adds partitions to the transaction (KIP-890). This client adds them itself."""
 LEADER_TAG = 0
 ENDPOINTS_TAG = 0
 

@@ -1,7 +1,7 @@
 """Record batches: built, sealed and read with aiokafka's compiled code. Also compression and the checksum.
 
 The builder does not compress, since it does not support compression levels. A batch is compressed when it is sealed,
-unless compression makes it larger.
+if this makes it smaller.
 """
 
 from __future__ import annotations
