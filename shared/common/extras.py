@@ -40,7 +40,10 @@ EXTRA_OF = {
 
 
 def missing(subject: str, module: str, *extras: str) -> str:
-    """Return the message that a subject needs a module that is not installed. `extras` are all extras that it needs."""
+    """Return the message that a subject needs a module that is not installed.
+
+    `extras` are all extras that the subject needs. Without them, the message names the module's own extra.
+    """
     return f'{subject} needs {module}: pip install "penstock[{",".join(extras or (EXTRA_OF[module],))}]"'
 
 
@@ -48,8 +51,8 @@ def missing(subject: str, module: str, *extras: str) -> str:
 def needs(subject: str, *extras: str) -> Iterator[None]:
     """Raise MissingExtra if an import in the block fails because a package of an extra is not installed.
 
-    `extras` are all the extras that the subject needs. An import error for any other module is raised unchanged, since
-    the user's own code may be imported in the block.
+    `extras` are all the extras that the subject needs. Without them, the message names the module's own extra. An
+    import error for any other module is raised unchanged, since the user's own code may be imported in the block.
     """
     try:
         yield

@@ -25,7 +25,7 @@ class KeyRange(NamedTuple):
     def of(
         cls, key: str | bytes | None = None, low: str | bytes | None = None, high: str | bytes | None = None
     ) -> KeyRange:
-        """One key, the keys from `low` to `high`, or, with all three, the key if it is in that range."""
+        """One key, the keys from `low` to `high`, or, with a key and a bound, the key if it is in that range."""
         only, lows, highs = (None if one is None else raw_key(one) for one in (key, low, high))
         if only is None:
             return cls(lows, highs)

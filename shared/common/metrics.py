@@ -1,8 +1,8 @@
 """Prometheus metrics: one registry a process, one naming rule.
 
-Every metric is named `penstock_<package>_<name>_<unit>`. Units are Prometheus' base units, seconds and bytes. Labels
-are few and bounded (topic, partition, group, store), never a record's key. Functions take the registry as an argument,
-so that a test reads its own:
+Every metric is named `penstock_<package>_<name>`, and ends with its unit if it has one. Units are Prometheus' base
+units: seconds, bytes and ratios. Labels are few and bounded (topic, partition, group, store), never a record's key.
+Functions take the registry as an argument, so that a test reads its own:
 
 >>> from prometheus_client import CollectorRegistry
 >>> registry = CollectorRegistry()

@@ -22,7 +22,7 @@ NULL = -1
 """The length of a null; an empty string has length 0."""
 
 SPARSE = 16
-"""If the buffer has more bytes than this for each byte of the strings, the strings are copied one by one."""
+"""If the strings span more than about this many bytes of the buffer for each of their bytes, each is copied alone."""
 
 
 class PackedBytes(Sequence[bytes | None]):

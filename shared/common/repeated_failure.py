@@ -14,8 +14,8 @@ from __future__ import annotations
 from penstock.shared.common.backoff import ExponentialBackoff
 
 LOG_BACKOFF = ExponentialBackoff(10_000, 300_000)
-"""The waits between two lines. A failure shorter than the first makes two lines, the first and the last. One that lasts
-for hours still appears near the end of the log."""
+"""The waits between two lines. A failure that ends within the first wait makes two lines, at its start and at its end.
+One that lasts for hours still appears near the end of the log."""
 
 
 class RepeatedFailure:

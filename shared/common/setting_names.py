@@ -31,8 +31,8 @@ _commands: Callable[[], Iterable[type[BaseModel]]] = tuple
 def register_commands(commands: Callable[[], Iterable[type[BaseModel]]]) -> None:
     """Set the function that yields the settings models of all commands.
 
-    The function is called if the settings file or the environment has a top-level name that the running command's own
-    model lacks.
+    Models are taken from it only if the settings file or the environment has a top-level name that the running
+    command's own model lacks.
     """
     global _commands
     _commands = commands
@@ -144,7 +144,7 @@ def unknown_keys(model: type[BaseModel], keys: Iterable[str]) -> list[str]:
 
 
 def unknown_variables(model: type[BaseModel], environ: Mapping[str, str]) -> list[str]:
-    """One text for each variable with Penstock's prefix that names no setting, without the variable's value."""
+    """One text for each variable that is meant as a setting but names none, without the variable's value."""
     given = {name: _setting_path(name) for name, value in environ.items() if _is_setting_variable(name.upper(), value)}
     others = _top_level_names(path[0] for path in given.values() if path[0] not in model.model_fields)
     spelled = {variable(path) for path in paths(model)} | {variable([name]) for name in others}

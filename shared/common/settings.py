@@ -255,8 +255,8 @@ class CommandSettings(BaseSettings):
     ) -> Self:
         """Load a command's settings from its flags, the environment and the settings file.
 
-        Raises ConfigError, which names the unknown settings, or else each wrong value's setting, reason, flag and
-        environment variable. `--help` prints every setting and exits.
+        Raises ConfigError, which names the file that cannot be read, the unknown settings, or else each wrong value's
+        setting, reason, flag and environment variable. `--help` prints every setting and exits.
         """
         environ = os.environ if environ is None else environ
         arguments, file = _config_file(arguments, environ)

@@ -43,7 +43,7 @@ def put_varint(out, at, unsigned):
 
 @compiled
 def read_varint(data, at, stop):
-    """A zigzag integer of at most 63 bits, and the position after it."""
+    """A zigzag integer of at most 63 bits, and the position after it; NOT_ONE if it cannot be read."""
     if at >= stop:
         return NOT_ONE, at
     byte = data[at]

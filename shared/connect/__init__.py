@@ -1,7 +1,7 @@
 """Kafka Connect in Python: connectors under Kafka Connect's names, settings and guarantees.
 
-This package exports the API for connector authors. Its modules define the API, and its folders hold the runtime and the
-built-in connectors, converters and transforms.
+This package exports the API for connector authors. Most of its modules define the API, and its folders hold the runtime
+and the built-in connectors, converters and transforms.
 """
 
 from penstock.shared.common.errors import DataError, RetriableError

@@ -138,8 +138,8 @@ class AllowedFiles:
 def local_path(setting: str, given: str) -> str | None:
     """Return the path that a path, a `file://` URL or a `local://` URL names, or None for any other URL.
 
-    Text without `://` is a path. Raises ConfigError, which names the setting, if a `file://` or `local://` URL has a
-    query, a fragment, or a host except localhost.
+    Text without `://` is a path. Raises ConfigError, which names the setting, if a `file://` or `local://` URL is
+    malformed, or has a query, a fragment, or a host except localhost.
 
     >>> local_path("url", "out/x"), local_path("url", "file:///out/a%20b"), local_path("url", "s3://bucket/x")
     ('out/x', '/out/a b', None)
@@ -149,7 +149,10 @@ def local_path(setting: str, given: str) -> str | None:
         return given
     if scheme.lower() not in LOCAL_SCHEMES:
         return None
-    parts = urlsplit(given)
+    try:
+        parts = urlsplit(given)
+    except ValueError as e:
+        raise invalid(setting, given, f"not a URL: {e}") from None
     if parts.netloc not in ("", "localhost"):
         raise invalid(setting, given, f"a file URL must begin with file:///, got the host {parts.netloc!r}")
     if "?" in given or "#" in given:
@@ -217,7 +220,10 @@ def _open_folder(folder: Path, below: Sequence[str], *, make: bool) -> int:
     With `make`, missing folders are created. Raises OSError if a folder of `below` is a link.
     """
     if make:
-        folder.mkdir(parents=True, exist_ok=True)
+        # The missing folders, which may begin above the allowed one, are all made and synced below.
+        existing = next(one for one in (folder, *folder.parents) if one.exists())
+        below = (*folder.relative_to(existing).parts, *below)
+        folder = existing
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     at = os.open(folder, flags)
     try:

@@ -54,8 +54,8 @@ EXTRAS = {"connectors.delta": ("streams",), "connectors.files": ("files",)}
 def builtin(public: str, name: str) -> type:
     """Return the class `name` of the public module `public`, a key of `BUILTIN`.
 
-    Raises AttributeError for an unknown name, as a module does. Raises MissingExtra if the class needs a package that
-    is not installed.
+    Raises AttributeError for an unknown name, as a module does. Raises MissingExtra if the class's module imports
+    a package that is not installed.
     """
     module = BUILTIN[public].get(name)
     if module is None:

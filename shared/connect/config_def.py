@@ -308,7 +308,10 @@ class ConfigDef:
         validator: Validator | None = None,
         **more: Any,
     ) -> Self:
-        """Add a setting. `more` are ConfigKey's other fields. A setting with `default` NO_DEFAULT is required."""
+        """Add a setting. `more` are ConfigKey's other fields. A setting with `default` NO_DEFAULT is required.
+
+        Raises ConfigError if the setting is already defined, or if its default has the wrong type.
+        """
         return self.add(ConfigKey(name, kind, default, importance, documentation, validator, **more))
 
     def add(self, key: ConfigKey) -> Self:

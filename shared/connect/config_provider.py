@@ -155,8 +155,8 @@ class ConfigTransformer:
         """Make the providers that `config.providers` names.
 
         `config.providers.<name>.class` is the class of the provider `<name>`: a key of `PROVIDERS`. The default is
-        `<name>`, which must then be `env`, `file` or `dir`. Raises ConfigError for any other class, and for an invalid
-        setting of a provider.
+        `<name>`, such as `env`, `file` or `dir`. Raises ConfigError for any other class, and for an invalid setting of
+        a provider.
         """
         providers = {}
         for name in names:
@@ -202,8 +202,10 @@ class ConfigTransformer:
         return mask_secrets
 
     def _values_of_variables(self, name: str, text: str) -> dict[str, str]:
-        """Map a setting's value, its passwords, and the value of each variable in it, to the text that is shown
-        instead."""
+        """Return the texts of a setting that must not be shown, each with the text that is shown instead.
+
+        These are the resolved value, the passwords in it, and the value of each variable in it.
+        """
         found = {self._value_of_variable(match) or "": match[0] for match in VARIABLE.finditer(text)}
         resolved = self._resolve_variables(text)
         found[resolved] = redacted_value(name, text)

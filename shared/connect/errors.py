@@ -70,7 +70,7 @@ def encodable(text: str) -> str:
 
 
 def summary_of(error: BaseException) -> str:
-    """Return the error in one line, with its class.
+    """Return the class and the text of an error, without its traceback.
 
     >>> summary_of(FailedThere("'k'", "KeyError", "Traceback …"))
     "KeyError: 'k'"

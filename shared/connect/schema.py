@@ -131,6 +131,12 @@ class Schema:
     def has_default(self) -> bool:
         return self.default is not NO_DEFAULT
 
+    @property
+    def has_text_keys(self) -> bool:
+        """Whether each key of this map is text. Avro and JSON Schema write any other map as an array of entries."""
+        keys = self.key_schema
+        return keys is not None and keys.type is SchemaType.STRING and not keys.optional
+
     def parameter(self, name: str) -> str | None:
         """Return the value of a schema parameter; None if it is not set."""
         return dict(self.parameters).get(name)

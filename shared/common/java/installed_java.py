@@ -50,8 +50,8 @@ class Java:
 def find_java(environ: Mapping[str, str] | None = None, *, platform: str = sys.platform) -> Java:
     """The first Java with a supported version.
 
-    Raises WrongJava if only other versions are found, JavaNotFound if no Java is found that runs. Both messages end
-    with the command that installs the right one.
+    Raises WrongJava if only other versions are found, JavaNotFound if no Java is found that runs. Both messages say
+    how to install the right one.
     """
     environ = os.environ if environ is None else environ
     rejected: list[str] = []
@@ -78,7 +78,7 @@ def find_java(environ: Mapping[str, str] | None = None, *, platform: str = sys.p
 
 
 def parse_version(output: str) -> int | None:
-    """The major version in the output of `java -version`.
+    """The major version in the output of `java -version`; None if there is none.
 
     >>> parse_version('openjdk version "17.0.15" 2025-04-15')
     17

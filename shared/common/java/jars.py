@@ -227,7 +227,7 @@ class _WrongContent(Exception):
 async def _fetch_jar(
     client: httpx.AsyncClient, jar: Jar, part: _PartialJar, wanted: JarSet, repository: Repository
 ) -> None:
-    """Download one jar of a jar set to the set's folder, in at most ATTEMPTS_MAX requests. Raises JarsUnavailable."""
+    """Download one jar to its set's folder, in at most ATTEMPTS_MAX requests. Raises JarsUnavailable or OSError."""
     why = ""
     for attempt in range(ATTEMPTS_MAX):
         if attempt:

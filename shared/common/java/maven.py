@@ -93,7 +93,7 @@ def find_repository(environ: Mapping[str, str]) -> Repository:
 
 
 def maven_home(environ: Mapping[str, str]) -> Path | None:
-    """The folder of the installed Maven: `MAVEN_HOME`, or the one of the `mvn` on PATH."""
+    """The folder of the installed Maven: `MAVEN_HOME`, or the one of the `mvn` on PATH; None without Maven."""
     homes = [Path(environ["MAVEN_HOME"])] if environ.get("MAVEN_HOME") else []
     if mvn := shutil.which("mvn", path=environ.get("PATH", "")):
         home = Path(mvn).resolve().parent.parent
@@ -103,7 +103,7 @@ def maven_home(environ: Mapping[str, str]) -> Path | None:
 
 
 def maven_central(maven: Path | None, ivy_folder: Path | None) -> str | None:
-    """Maven Central's address in the installed Maven, or in the Ivy in a folder of jars."""
+    """Maven Central's address in the installed Maven, or in the Ivy in a folder of jars; None if neither has it."""
     builders = [] if maven is None else [*(maven / "lib").glob("maven-model-builder-*.jar")]
     # Maven 4 has the POM in this jar.
     builders += [] if maven is None else [*(maven / "lib").glob("maven-impl-*.jar")]

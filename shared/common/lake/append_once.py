@@ -6,8 +6,9 @@ over, and the append changes nothing.
 
 A column keeps its first type. A number, also within a struct, list or map, is converted to the column's number type if
 its value stays the same. Nulls, empty lists and empty structs have no type of their own: they get the column's, and are
-left out if there is no such column. A time of day becomes a string, since Delta has no type for it. Any other
-difference in type is an error: Delta's own cast would, for example, truncate 1.5 to 1.
+left out if there is no such column. A time of day becomes a string, since Delta has no type for it. The unit and time
+zone of a timestamp are left to Delta. Any other difference in type is an error: Delta's own cast would, for example,
+truncate 1.5 to 1.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def fitted(data: Any, schema: Any) -> Any:
 
 
 def _cast(column: Any, name: str, known: Any) -> Any:
-    """Return the column in the type `known`. DataError names the column if that would change a number."""
+    """Return the column in the type `known`. DataError names the column if that fails or would change a number."""
     try:
         found = column.cast(known)
         for before, after in _leaves(column, found):
@@ -150,7 +151,10 @@ def _cast(column: Any, name: str, known: Any) -> Any:
 
 
 def _leaves(before: Any, after: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the values within a column that are not structs, lists or maps, before and after its cast."""
+    """Yield the values within a column that are not structs, lists or maps, before and after its cast.
+
+    Values whose type stays the same are left out, and so are nulls without a type.
+    """
     if before.type == after.type or pa.types.is_null(before.type):
         return
     if pa.types.is_map(after.type):
@@ -216,7 +220,7 @@ def _is_number_type(kind: Any) -> bool:
 def _are_types_alike(kind: Any, kept: Any) -> bool:
     """Whether a column to append has the type of the table's column, in any Arrow encoding of the type.
 
-    Two structs are alike if the fields that both have are alike.
+    Two structs are alike if the fields that both have are alike. Any two timestamps are alike.
     """
     types = pa.types
     if types.is_struct(kind) and types.is_struct(kept):

@@ -26,7 +26,8 @@ from penstock.shared.common.lake.location import local_folder, table_uri
 
 # Deletions run at the same time, since an object store takes up to tens of ms for each.
 DELETIONS_AT_ONCE = 16
-CLOSED = "closed"
+WITH_STORES = ("closed", "late")
+"""The folders that contain a table for each store."""
 
 
 class TableFiles(NamedTuple):
@@ -92,13 +93,13 @@ def remove_folder(folder: Path) -> None:
 def by_table(sizes: Iterable[tuple[str, int]]) -> dict[str, TableFiles]:
     """The count and total size of files by table; each file is given by its path below the application's folder.
 
-    >>> by_table([("state/_delta_log/0.json", 70), ("state/partition=0/x.parquet", 30), ("closed/visits/y.parquet", 5)])
-    {'closed/visits': TableFiles(files=1, size_bytes=5), 'state': TableFiles(files=2, size_bytes=100)}
+    >>> by_table([("state/_delta_log/0.json", 70), ("state/partition=0/x.parquet", 30), ("late/visits/y.parquet", 5)])
+    {'late/visits': TableFiles(files=1, size_bytes=5), 'state': TableFiles(files=2, size_bytes=100)}
     """
     tables: dict[str, TableFiles] = {}
     for path, size_bytes in sizes:
         first, *rest = path.split("/")
-        table = f"{first}/{rest[0]}" if first == CLOSED and len(rest) > 1 else first
+        table = f"{first}/{rest[0]}" if first in WITH_STORES and len(rest) > 1 else first
         before = tables.get(table, TableFiles(0, 0))
         tables[table] = TableFiles(before.files + 1, before.size_bytes + size_bytes)
     return dict(sorted(tables.items()))
@@ -138,7 +139,7 @@ def _open_storage(root: str, storage_options: Mapping[str, str] | None) -> Delta
 
 
 def _list_objects(root: str, storage_options: Mapping[str, str] | None) -> dict[str, int]:
-    """The objects below a URI by their relative path, with their sizes in bytes."""
+    """The objects below a URI by their relative path, with their sizes in bytes; none that stands for a folder."""
     store = _open_storage(root, storage_options)
     try:
         found = store.get_file_info_selector(FileSelector("", allow_not_found=True, recursive=True))

@@ -49,6 +49,8 @@ def table_uri(lake: str, application: str, *table: str) -> str:
 def local_folder(root: str) -> Path | None:
     """The local folder of a location: a path, or the path of a `file:` URI; None for any other URI.
 
+    Raises ConfigError if a `file:` URI names a host.
+
     >>> str(local_folder("file:///lake/my%20app")), local_folder("s3://lake/app")
     ('/lake/my app', None)
     """

@@ -31,7 +31,10 @@ from penstock.shared.common.records import INT64_MIN
 from penstock.shared.common.row_positions import WindowPosition
 
 BOUND_MS_MAX = 8_000_000_000_000_000
-"""More than 250,000 years; in microseconds it fits 64 bits. A bound at or beyond it, or minus it, is no limit."""
+"""More than 250,000 years; in microseconds it fits 64 bits.
+
+A lower bound at or below -BOUND_MS_MAX, or an upper bound at or above BOUND_MS_MAX, is no limit.
+"""
 
 
 class ClosedWindow(NamedTuple):

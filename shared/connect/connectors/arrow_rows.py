@@ -27,7 +27,7 @@ _LOGICAL = {DATE: pa.date32(), TIME: pa.time64("us"), TIMESTAMP: pa.timestamp("u
 
 
 class NothingInIt(DataError):
-    """The records have only nulls and empty structs without a type, so no file can be made of them."""
+    """No column is left for a file: each has Arrow's null type, or only structs without fields."""
 
 
 def arrow_type(schema: Schema) -> Any:
@@ -46,8 +46,10 @@ def arrow_type(schema: Schema) -> Any:
 
 
 def check_row(record: SinkRecord) -> None:
-    """Raises DataError if the record's value cannot be a row: it is neither a struct nor a map with strings as keys, or
-    it is empty."""
+    """Raise DataError if the record's value cannot be a row.
+
+    A row is a struct, or a map with strings as keys. An empty value is a row only if its schema has fields.
+    """
     value = record.value
     if not isinstance(value, Mapping):
         problem = type(value).__name__
@@ -99,7 +101,7 @@ def table_of(records: list[SinkRecord], *, decimal256: bool = True) -> Any:
 
 
 def _as_decimal128(kind: Any) -> Any:
-    """Return a type with 38 digits for each decimal in it: Delta has no decimal256."""
+    """Return the type with each decimal in it as a decimal128 of 38 digits: Delta has no decimal256."""
     if pa.types.is_decimal(kind):
         return pa.decimal128(DECIMAL_DIGITS, kind.scale)
     if pa.types.is_struct(kind):

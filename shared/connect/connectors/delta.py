@@ -65,8 +65,7 @@ class DeltaSinkTask(SinkTask):
                 self.context.offset(tp, found[name])
 
     def _allowed_table_uri(self) -> str:
-        """Return the table's resolved location. Raises ConfigError if the table or its log is not below an allowed
-        path.
+        """Return the table's resolved location. Raises ConfigError if the table or its log is not allowed.
 
         Checked again before each use, since the table or its log may have become a link.
         """

@@ -2,7 +2,7 @@
 
 The sink retries temporary errors (no response, 408, 425, 429, 5xx) after its backoff, or after `Retry-After` if that
 is longer. Any other status than 2xx is an error of the records. The source sends one request after another. In its URL,
-`${offset}` is replaced by the offset of the last record read.
+`${offset}` is replaced by the offset of the last record read, at first by `http.offset.initial`.
 """
 
 from __future__ import annotations
@@ -336,8 +336,8 @@ class HttpSourceTask(SourceTask):
         return records
 
     def _advance_offset(self, item: Any, offset: Any) -> bool:
-        """Move to a record's offset. Returns False for a duplicate: an earlier response had this record at the same
-        offset."""
+        """Move to a record's offset. Returns False for a duplicate: an earlier response had this record, and the offset
+        has not changed since."""
         is_same = str(offset) == str(self._offset)
         digest = hashlib.sha256(msgspec.json.encode(item)).digest()
         if not is_same:

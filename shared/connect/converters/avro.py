@@ -195,8 +195,7 @@ def _convert_nested_values(schema: Schema | None, of: Callable[[Schema], Change 
 
 
 def _is_map_as_entries(schema: Schema) -> bool:
-    keys = schema.key_schema
-    return schema.type is SchemaType.MAP and keys is not None and (keys.type is not SchemaType.STRING or keys.optional)
+    return schema.type is SchemaType.MAP and not schema.has_text_keys
 
 
 def change_from_avro(schema: Schema) -> Change | None:
@@ -225,10 +224,20 @@ def change_to_avro(schema: Schema) -> Change | None:
         ]  # fmt: skip
     # fastavro would write a datetime without a time zone as local time.
     change = _timestamp_to_avro if schema.name == TIMESTAMP else _convert_nested_values(schema, change_to_avro)
+    # For a missing field, fastavro would write the default as it is in JSON, also bytes inside an array.
+    of_fields = ((field.name, field.schema) for field in schema.fields)
+    defaults = {name: of.default for name, of in of_fields if of.has_default and of.default is not None}
+    if defaults:
+        change = _with_defaults(defaults, change or _avro_value_unchanged)
     if schema.has_default and not schema.optional:
         default = schema.default
         return lambda value: (change or _avro_value_unchanged)(default if value is None else value)
     return change
+
+
+def _with_defaults(defaults: Mapping[str, Any], change: Change) -> Change:
+    """The conversion of a struct, whose missing fields get their defaults."""
+    return lambda value: value if value is None else change({**defaults, **value})
 
 
 def _timestamp_to_avro(value: Any) -> Any:
@@ -257,8 +266,10 @@ def _struct_of_union_branch(branches: Sequence[Field], value: Any) -> Any:
 
 
 def _is_general_branch(schema: Schema) -> bool:
-    """Whether fastavro's values of another branch may be of this one, too: a map, float or string, of a record, double
-    or enum."""
+    """Whether a union's branch also matches values of another branch, after which it must be tried.
+
+    A map matches a record's values, a float those of a double, and a string those of an enum.
+    """
     is_plain_string = schema.type is SchemaType.STRING and schema.parameter(AVRO_ENUM) is None
     return is_plain_string or schema.type in (SchemaType.MAP, SchemaType.FLOAT32)
 
@@ -284,7 +295,7 @@ def _is_of_branch(schema: Schema, value: Any) -> bool:
 
 
 def _union_value_to_branch(union: Schema, value: Any) -> Any:
-    """A union's value with the name of its branch, by which fastavro finds the branch."""
+    """A union's value with the name of its branch, by which fastavro finds the branch. A fixed lacks the name."""
     if value is None:
         return None
     set_fields = [field for field in union.fields if value.get(field.name) is not None]

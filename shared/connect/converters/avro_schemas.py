@@ -61,7 +61,7 @@ OF_LOGICAL = {name: logical for logical, name in LOGICAL_TYPES.items()}
 
 
 def to_avro(schema: Schema) -> Any:
-    """Return a Connect schema as Avro's JSON. Raises DataError if Avro cannot represent it."""
+    """Return a Connect schema as Avro's JSON. Raises DataError if two different structs or enums have the same name."""
     return _Writing().whole(schema)
 
 
@@ -106,7 +106,7 @@ class _Writing:
         values = schema.value_schema
         if keys is None or values is None:
             raise DataError("a map's schema needs those of its keys and values")
-        if keys.type is SchemaType.STRING and not keys.optional:
+        if schema.has_text_keys:
             return {"type": "map", "values": self.whole(values)}
         fields = Field("key", keys), Field("value", values)
         names = (f"{NAMESPACE}.{MAP_ENTRY}{number if number > 1 else ''}" for number in itertools.count(1))
@@ -177,6 +177,8 @@ def _connect_properties_of_schema(schema: Schema) -> dict[str, Any]:
 
 def default_to_json(schema: Schema, value: Any) -> Any:
     """Return a schema's default in Avro's JSON, where bytes are a text with one character a byte."""
+    if value is None:
+        return None
     if schema.name == DECIMAL:
         return decimal_to_bytes(value, scale_of(schema)).decode("latin-1")
     if schema.name == DATE:
@@ -187,6 +189,14 @@ def default_to_json(schema: Schema, value: Any) -> Any:
         return timestamp_to_ms(value)
     if schema.type is SchemaType.STRUCT:
         return {f.name: default_to_json(f.schema, value.get(f.name)) for f in schema.fields}
+    items = schema.value_schema
+    if schema.type is SchemaType.ARRAY and items is not None:
+        return [default_to_json(items, item) for item in value]
+    keys = schema.key_schema
+    if schema.type is SchemaType.MAP and items is not None and keys is not None:
+        if schema.has_text_keys:
+            return {key: default_to_json(items, item) for key, item in value.items()}
+        return [{"key": default_to_json(keys, key), "value": default_to_json(items, value[key])} for key in value]
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).decode("latin-1")
     return value
@@ -202,6 +212,14 @@ def default_from_json(schema: Schema, json: Any) -> Any:
         return {DATE: date_from_days, TIME: time_from_ms, TIMESTAMP: timestamp_from_ms}[schema.name](json)
     if schema.type is SchemaType.STRUCT and isinstance(json, Mapping):
         return {f.name: default_from_json(f.schema, json.get(f.name)) for f in schema.fields}
+    items = schema.value_schema
+    if schema.type is SchemaType.ARRAY and items is not None and isinstance(json, list):
+        return [default_from_json(items, item) for item in json]
+    keys = schema.key_schema
+    if schema.type is SchemaType.MAP and items is not None and keys is not None:
+        if isinstance(json, list):
+            return {default_from_json(keys, entry["key"]): default_from_json(items, entry["value"]) for entry in json}
+        return {key: default_from_json(items, item) for key, item in json.items()}
     return json.encode("latin-1") if schema.type is SchemaType.BYTES and isinstance(json, str) else json
 
 

@@ -182,7 +182,7 @@ class JsonConverter(Converter, HeaderConverter):
             return None
 
     def _read_envelope_schema(self, raw: bytes) -> tuple[Schema | None, bool]:
-        """Return the schema, and whether its values must be read without floats."""
+        """Return the envelope's schema, and whether the payload's floats must be read as decimals."""
         if raw in self._read:
             return self._read[raw]
         try:

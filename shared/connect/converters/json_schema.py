@@ -137,7 +137,7 @@ class JsonSchemaConverter(Converter):
         return schema, from_json(schema, payload)
 
     def _schema_by_id(self, id: int) -> tuple[Schema | None, bool]:
-        """Return the schema, and whether its values must be read without floats."""
+        """Return the schema of this id, and whether the values' floats must be read as decimals."""
         if id not in self._read:
             found = self._registry.schema(id)
             references = {name: parse_registered_schema(text) for name, text in found.references}
@@ -176,7 +176,7 @@ def _json_schema_type_of(schema: Schema) -> dict[str, Any]:
         return {"type": "array", "items": to_json_schema(schema.value_schema)}
     if schema.type is SchemaType.MAP and schema.key_schema is not None and schema.value_schema is not None:
         values = to_json_schema(schema.value_schema)
-        if _has_text_keys(schema):
+        if schema.has_text_keys:
             return {"type": "object", "connect.type": "map", "additionalProperties": values}
         entry = {"key": to_json_schema(schema.key_schema, 0), "value": {**values, "connect.index": 1}}
         return {"type": "array", "connect.type": "map", "items": {"type": "object", "properties": entry}}
@@ -188,11 +188,6 @@ def _json_schema_type_of(schema: Schema) -> dict[str, Any]:
     if schema.type in OF_CONNECT:
         made["connect.type"] = OF_CONNECT[schema.type]
     return made
-
-
-def _has_text_keys(schema: Schema) -> bool:
-    keys = schema.key_schema
-    return keys is not None and keys.type is SchemaType.STRING and not keys.optional
 
 
 def from_json_schema(json: Any, references: Mapping[str, Any] | None = None) -> Schema | None:
@@ -332,7 +327,9 @@ class _JsonSchemaReader:
 
 def _has_any_content(json: dict[str, Any]) -> bool:
     """Whether an object may have any content. As a struct without fields it would lose the content."""
-    return not json.get("properties") and json.get("additionalProperties", "properties" not in json) is True
+    others = json.get("additionalProperties", "properties" not in json)
+    # The schema {} is true of anything, as `true` is.
+    return not json.get("properties") and (others is True or others == {})
 
 
 def _property_index(json: Any) -> int:
@@ -341,7 +338,7 @@ def _property_index(json: Any) -> int:
 
 
 def to_json(schema: Schema | None, value: Any, numeric: bool = False) -> Any:
-    """Return a value as the JSON that its JSON Schema describes.
+    """Return a value as JSON in the form of Confluent's JSON Schema converter.
 
     The result is that of JsonConverter, but a map whose keys are not strings, or are optional strings, is an array of
     objects with `key` and `value`.
@@ -394,7 +391,7 @@ def _convert_maps_in_value(
         return {field.name: convert_nested_value(field.schema, value.get(field.name)) for field in schema.fields}
     if schema.type is SchemaType.ARRAY and isinstance(value, list | tuple):
         return [convert_nested_value(schema.value_schema, item) for item in value]
-    if schema.type is SchemaType.MAP and not _has_text_keys(schema):
+    if schema.type is SchemaType.MAP and not schema.has_text_keys:
         return entries(schema, value, convert_nested_value)
     if schema.type is SchemaType.MAP and isinstance(value, Mapping):
         return {key: convert_nested_value(schema.value_schema, item) for key, item in value.items()}
@@ -402,7 +399,7 @@ def _convert_maps_in_value(
 
 
 def _has_entries(schema: Schema) -> bool:
-    if schema.type is SchemaType.MAP and not _has_text_keys(schema):
+    if schema.type is SchemaType.MAP and not schema.has_text_keys:
         return True
     inner = [field.schema for field in schema.fields]
     inner += [one for one in (schema.key_schema, schema.value_schema) if one is not None]

@@ -1,7 +1,7 @@
 """The common code of converters with a schema registry: the wire format, subjects, and known schemas by id.
 
 A value in Kafka is a zero byte, the id of its schema (4 bytes, big-endian), and the encoded value. The schema of an id
-never changes, so it is requested from the registry once, and cached. The id of a schema to write is cached too. If a
+never changes, so it is cached. The id of a schema to write is cached too. If a
 schema or id is not in the cache, `MoreNeeded` is raised. Its `fetch` requests it by `RegistryClient`.
 
 >>> framed(7, b"value"), unframed(framed(7, b"value"))

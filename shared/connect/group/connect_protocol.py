@@ -37,7 +37,7 @@ EAGER = 0
 COMPATIBLE = 1
 SESSIONED = 2
 PROTOCOL_NAMES = {EAGER: "default", COMPATIBLE: "compatible", SESSIONED: "sessioned"}
-"""The names that members offer to the coordinator. Only settings call the first one `eager`."""
+"""The protocols' names in JoinGroup. The protocol `eager` is called `default` there."""
 SETTINGS_NAMES = {"eager": EAGER, "compatible": COMPATIBLE, "sessioned": SESSIONED}
 
 NO_ERROR = 0

@@ -5,7 +5,7 @@ Nothing here waits or sends. `next_step` returns the next step. The caller execu
 as for every group (`penstock.shared.clients.group`). It differs from a consumer in two ways: the messages between
 members, and that a worker keeps its work (`held`) through a rebalance.
 
-`held` is given up in three cases:
+Unless the worker leaves the group, `held` is given up in three cases:
 
 1. A new assignment revokes some of it.
 2. The worker joins under the protocol `eager`, and gives up everything first.

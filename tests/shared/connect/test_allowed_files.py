@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_paths_below_an_allowed_folder_are_allowed(data: Path, given: str) -> No
         "/etc/passwd", "{data}/../secret/key", "{data}/deep/../../secret/key", "{data}/link/key", "{data}/key",
         "{data}/dangling", "{data}base/x", "{data}/..", "secret/key", "../secret/key", "~/key", "file://{data}/../secret",
         "file://{data}/%2e%2e/secret/key", "FILE:///etc/passwd", "local:///etc/passwd", "file:/etc/passwd", "file://host/x",
-        "file://{data}/a?", "file://{data}/a#", "file://{data}/a?b", "file://{data}/a#b",
+        "file://[x/a", "file://{data}/a?", "file://{data}/a#", "file://{data}/a?b", "file://{data}/a#b",
         "{data}\0/x", "s3://bucket/x", "http://host/x", "simplecache::file:///etc/passwd", "memory://x", " file:///etc",
     ],
 )  # fmt: skip
@@ -187,6 +188,10 @@ def test_a_written_file_is_on_the_disk(data: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "fsync", sync)
     AllowedFiles((str(data),)).write_whole("url", f"{data}/deep/a/file", b"content")
     assert synced == [("folder", ["a"]), ("7 bytes", ["a", "file.new"]), ("folder", ["a", "file"])]
+    synced.clear()
+    shutil.rmtree(data / "deep")
+    AllowedFiles((str(data / "deep/new"),)).write_whole("url", f"{data}/deep/new/file", b"content")
+    assert [what for what, _ in synced] == ["folder", "folder", "7 bytes", "folder"]
 
 
 @pytest.mark.parametrize("name", CONNECTORS)

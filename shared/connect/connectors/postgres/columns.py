@@ -33,7 +33,7 @@ from penstock.shared.connect.schema import (
 )
 
 DIGITS = Context(prec=150_000)
-"""The maximum precision of Postgres's numeric. Python's default of 28 digits would fail for longer ones."""
+"""Enough digits for any numeric of Postgres. Python's default of 28 digits would fail for longer ones."""
 _TYPES = {
     "int2": SchemaType.INT16,
     "int4": SchemaType.INT32,
@@ -47,9 +47,9 @@ TYPE_NAMES = {
     16: "bool", 17: "bytea", 20: "int8", 21: "int2", 23: "int4", 700: "float4", 701: "float8",
     1082: "date", 1083: "time", 1114: "timestamp", 1184: "timestamptz", 1700: "numeric",
 }  # fmt: skip
-"""The types that are not read as text, by OID, which is the same in every database."""
+"""The types whose values do not become strings, by OID, which is the same in every database."""
 _READ_TYPES = {*TYPE_NAMES.values(), "text", "varchar", "bpchar"}
-"""The types whose values the driver returns in Connect's form. A cast to text would cut spaces off bpchar."""
+"""The types that a query returns without a cast to text. The cast would cut spaces off bpchar."""
 _COLUMN_TYPES = {
     SchemaType.INT8: "smallint",
     SchemaType.INT16: "smallint",

@@ -100,8 +100,7 @@ class SlotProgress:
         self._marks.append((self.read, lsn))
 
     def stored(self, offset: Offset | None) -> int | None:
-        """Record that the offset is stored. Return the LSN to which the slot may move, or None if it may not move
-        yet."""
+        """Record that the offset is stored. Return the LSN to which the slot may move, once, or None if it stays."""
         self._stored = max(self._stored, position_of(offset))
         return self.settled()
 
@@ -143,9 +142,9 @@ class _CapturedTable:
         self.key_schema = Schema.struct(None, *(f for f in fields if f is not None)) if fields else None
 
     def new_texts(self, update: Update) -> Values:
-        """Return an update's new row. Unchanged large values of the replica identity are taken from the old row.
+        """Return an update's new row, with the unchanged large values that the old row has.
 
-        Under REPLICA IDENTITY FULL these are the values of all columns.
+        The old row has the columns of the replica identity: under REPLICA IDENTITY FULL, all columns.
         """
         if (old := update.old) is None:
             return update.new
@@ -454,7 +453,7 @@ class LogicalReader:
         )
 
     async def _check_log(self, connection: Any) -> None:
-        """Raise ConnectError if the position is beyond the end of the log: its changes up to there would be skipped."""
+        """Raise ConnectError if the position is beyond the end of the log: new changes up to there would be skipped."""
         end = await connection.fetchval(
             "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END::text"
         )
@@ -494,7 +493,7 @@ class LogicalReader:
                 )
 
     async def _check_identity(self, connection: Any, table: str) -> None:
-        """Check that a published table has a replica identity; without one Postgres rejects its updates and deletes."""
+        """Check that a table to publish has a replica identity; without it Postgres rejects updates and deletes."""
         named = table if "." in table else f"public.{table}"
         found = await connection.fetchrow(
             "SELECT relreplident = 'd' AS by_key, relreplident = 'n' AS nothing, EXISTS (SELECT 1 FROM pg_index "

@@ -214,7 +214,7 @@ class PostgresSinkTask(SinkTask):
         return None
 
     async def _first_errant(self, records: list[SinkRecord], error: Exception) -> tuple[int, Exception]:
-        """Return the index of the first record that cannot be a row, and its error. Nothing is written.
+        """Return the index of the first record that cannot be a row, and its error. No row is written.
 
         Writing the records together must have failed with `error`.
         """
@@ -255,7 +255,7 @@ class PostgresSinkTask(SinkTask):
         self._reported.add(reported)
 
     async def _failure_to_raise(self, error: Exception) -> Exception:
-        """The error to raise for the database's error: retriable as long as retries are left."""
+        """Return the error to raise: RetriableError for a temporary error while retries are left, else ConnectError."""
         ours = translated(error)
         # A changed table may be the cause, so the tables are described again.
         self._tables.clear()

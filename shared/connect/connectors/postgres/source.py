@@ -6,7 +6,7 @@ same time. In these last two modes a row is read only when its time is `timestam
 transaction that began earlier may still commit a row with an earlier time. Times without a zone are UTC.
 
 `bulk` reads all rows each time. If the task does not read for `bulk.idle.ms`, no transaction stays open. `logical`
-reads every change from Postgres's log.
+reads every insert, update and delete from Postgres's log.
 """
 
 from __future__ import annotations

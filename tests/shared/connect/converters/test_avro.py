@@ -176,6 +176,30 @@ async def test_null_is_null() -> None:
         assert (await fetching(lambda: made.to_connect_data("t", data)))[1] == {"left": 7}
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        Schema.array(BYTES, default=[b"\xff"]),
+        Schema.array(decimal_schema(2), default=[Decimal("1.50")]),
+        Schema.array(Schema.array(OPTIONAL_STRING), default=[["a", None]]),
+        Schema.map(STRING, date_schema(), default={"a": dt.date(2024, 1, 2)}),
+        Schema.map(INT32, time_schema(), default={7: dt.time(1, 2)}),
+        Schema.struct("In", Field("day", date_schema(optional=True)), default={"day": None}),
+    ],
+)
+async def test_defaults_of_collections_are_kept(schema: Schema) -> None:
+    """A missing field is written with its default, also in an array or a map. The schema read back has the default."""
+    async with schema_registry() as registry:
+        made = converter(registry)
+        outer = Schema.struct("R", Field("field", schema))
+        data = await fetching(lambda: made.from_connect_data("t", outer, {}))
+        read, value = await fetching(lambda: made.to_connect_data("t", data))
+        assert value == {"field": schema.default}
+        field = read.field("field")
+        assert field is not None
+        assert field.schema.default == schema.default
+
+
 async def test_a_plain_scalar_needs_no_schema() -> None:
     """A primitive without a schema is written with its own type; a dict without a schema is an error."""
     async with schema_registry() as registry:

@@ -140,6 +140,7 @@ def test_maps_with_other_keys_are_arrays_of_entries() -> None:
         ({}, None),
         ({"type": "object"}, None),
         ({"type": ["object", "null"], "properties": {}, "additionalProperties": True}, None),
+        ({"type": "object", "additionalProperties": {}}, None),
         ({"type": "object", "properties": {}}, Schema.struct(None)),
         ({"type": "object", "additionalProperties": False}, Schema.struct(None)),
     ],
