@@ -60,17 +60,17 @@ class ProcessorContext(Protocol[KForward, VForward]):
 
     @property
     def key_bytes_max(self) -> int:
-        """The maximum bytes of a windowed key in a result (`size_limits`); a record that exceeds it is rejected."""
+        """The maximum bytes of a store's key in a result (`size_limits`); a record whose key exceeds it is rejected."""
         ...
 
     @property
     def record_metadata(self) -> ProcessorRecordContext | None:
-        """The source record being processed; None in a punctuation and in a commit."""
+        """The coordinates of the current source record; None if there is none, as in a punctuation or a commit."""
         ...
 
     @property
     def stream_time_ms(self) -> int:
-        """The highest timestamp of the task's records; -1 before the first. `idle_timeout_ms` also advances it."""
+        """The highest timestamp of records that were not rejected; -1 before the first. Idleness also advances it."""
         ...
 
     @property
@@ -127,8 +127,8 @@ class ProcessorContext(Protocol[KForward, VForward]):
     def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:
         """Count the record as late and send its source record to the late topic.
 
-        The record itself is sent if a punctuation or a commit forwarded it, and behind a stream join or a processor
-        that uses stores.
+        The record itself is sent behind a node with a store, except a join with a table. It is also sent if there is no
+        source record, as in a punctuation or a commit.
         """
         ...
 
@@ -148,9 +148,10 @@ class ProcessorContext(Protocol[KForward, VForward]):
         ...
 
     def late_offsets(self, source: Columns | None, offsets: Int64Array | None, count: int) -> Int64Array:
-        """Return the offsets of `count` records in the store's source topic: `offsets`, or the current record's.
+        """Return the offsets of `count` late records in the source topic of this node's store.
 
-        Records that are not of this topic get NO_OFFSET, and so do those that are not the source record (`emit_late`).
+        They are `offsets` for a batch `source`, otherwise the current record's. Records of another topic get NO_OFFSET,
+        and so do those that are not the source record (`emit_late`).
         """
         ...
 
@@ -158,8 +159,8 @@ class ProcessorContext(Protocol[KForward, VForward]):
         """Return True if windows of `span_ms` may take a record of this `timestamp`.
 
         Raises DataError if a window's bound would not fit into 64 bits, or if `timestamp` is more than `max_future_ms`
-        ahead of the wall clock. In a punctuation or a commit, such a record is counted as skipped instead, and the
-        result is False.
+        ahead of the wall clock. Without a source record, as in a punctuation or a commit, such a record is counted as
+        skipped instead, and the result is False.
         """
         ...
 
@@ -173,16 +174,16 @@ class ProcessorContext(Protocol[KForward, VForward]):
         ...
 
     def count_missed(self, windows: int) -> None:
-        """Count the processor's windows that the current record was too late for."""
+        """Count so many more windows that records were too late for."""
         ...
 
     def count_skipped(self, reason: str, records: int = 1) -> None:
-        """Count the record, and others of its batch before it, as skipped for this reason."""
+        """Count the current record and others of its batch, `records` in all, as skipped for this reason."""
         ...
 
 
 class Processor(Generic[KIn, VIn, KOut, VOut]):
-    """The base class of processors. It keeps the context and forwards nothing.
+    """The base class of processors. It keeps the context; a subclass must define `process`.
 
     The type parameters are the types of the keys and values that the processor takes, then of those that it forwards.
     Each is `Any` by default.
@@ -238,9 +239,9 @@ class TimedProcessor(Processor):
     stream_time_ms: int = NO_TIME
     """The highest timestamp of a record. With `idle_timeout_ms` it also advances when the source is idle."""
     close_time_ms: int | None = None
-    """Stream time minus the grace, and for sessions also minus the gap; None before the first record. Windows whose
-    last moment is below it are closed. It never goes back: if the grace is made longer, it stays until stream time has
-    caught up."""
+    """Stream time minus the grace, and for sessions also minus the gap; None before the first record, and always for an
+    aggregation without windows. Windows whose last moment is below it are closed. It never goes back: if the grace is
+    made longer, it stays until stream time has caught up."""
 
     @abstractmethod
     def advance_time(self, stream_time_ms: int) -> None:
@@ -248,4 +249,4 @@ class TimedProcessor(Processor):
 
     @abstractmethod
     def results_from_ms(self) -> int:
-        """The lower limit of later results' timestamps, by the close time; NO_TIME if any timestamp may come."""
+        """The lowest timestamp to expect of later results; NO_TIME if unknown. Records out of order may go below it."""

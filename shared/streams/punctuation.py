@@ -41,7 +41,7 @@ Start = datetime | timedelta | int | None
 """The begin of a schedule's grid: ms since the epoch, an equivalent timedelta, or a datetime with a time zone."""
 
 SWEEP_MIN = 64
-"""Cancelled schedules are removed from a queue of this size, or of twice the size after the last removal."""
+"""Cancelled schedules are removed from a queue of this size, or of twice the size after the last removal if higher."""
 
 CLOSED = "schedule() may not be called in a processor's close() or later: the punctuator would never be called"
 NOT_INITIALIZED = "schedule() may be called in a processor's init() or later, not while it is made"

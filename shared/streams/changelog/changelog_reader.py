@@ -118,7 +118,7 @@ class ConfirmedChanges:
         return self.at(~is_late) if is_late.any() else self
 
     def changes(self) -> Iterator[tuple[int, Change]]:
-        """Yield the changes of windows one by one, each with its offset."""
+        """Yield all changes except late records one by one, each with its offset."""
         windows = self.of_windows()
         columns = (windows.operations, windows.numbers, windows.starts, windows.ends, windows.offsets)
         rows = zip(*(column.tolist() for column in columns), windows.keys, windows.states, strict=True)
@@ -151,7 +151,7 @@ def ignore_changes(confirmed: ConfirmedChanges) -> None:
 
 
 class CorruptEntry(CorruptRecord):
-    """The record at `offset` has an entry's mark and cannot be decoded; `reason` says why."""
+    """The record at `offset` has an entry's mark and is invalid; `reason` says why."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"offset {offset}: {reason}")
@@ -160,12 +160,12 @@ class CorruptEntry(CorruptRecord):
 
 
 def locate_corrupt_entry(at: TopicPartition, entry: CorruptEntry) -> CorruptRecord:
-    """Return the error for a changelog entry that cannot be decoded. It says what the user can do."""
+    """Return the error for an invalid changelog entry. It says what the user can do."""
     return CorruptRecord(f"{at} at offset {entry.offset}: {entry.reason}. {fmt.REMEDY}")
 
 
 class _ParsedRecords:
-    """Parsed records, up to the first that cannot be decoded (`error` at index `count`)."""
+    """Parsed records, up to the first that is invalid (`error` at index `count`)."""
 
     def __init__(self, offsets: Int64Array, keys: PackedBytes, values: PackedBytes) -> None:
         self.offsets = offsets
@@ -435,7 +435,7 @@ def _require_stores(numbers: Int64Array, offsets: Int64Array, stores: tuple[Stor
 
 
 def compile_changelog_reader() -> None:
-    """Compile the kernels of a `ChangelogReader`, or load them from numba's cache, by one read of the reader."""
+    """Compile the kernels that read changelogs, or load them from numba's cache, by calling each once."""
     nothing = PackedBytes.of([None])
     ChangelogReader(ignore_changes).feed(np.array([0]), nothing, nothing)
     unpacked_columns(StateCodec([Column("n", "int64")]), nothing[:0])

@@ -232,7 +232,7 @@ REMEDY = (
     "Put the topic back from a copy, or start afresh (`penstock streams reset`). A newer format version needs the "
     "release that writes it. See docs/changelog-format.md, Foreign and corrupt records"
 )
-"""The remedy for a record that cannot be decoded; part of the error's message."""
+"""The remedy for an invalid record; part of the error's message."""
 
 
 def decode_progress(body: bytes) -> Progress:

@@ -24,7 +24,7 @@ WINDOWED = frozenset(("session", "tumbling", "hopping", "sliding"))
 class AggregationSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     """The description of one aggregation for readers of the changelog.
 
-    `verbatim` means that the source's JSON values have the field under this name, and in the form that the aggregation
+    `verbatim` means that the stream's JSON values have the field under this name, and in the form that the aggregation
     takes. `parameters` are the limit of `CollectList` and `CollectSet`, or the ranks of `Quantiles`.
     """
 
@@ -59,7 +59,8 @@ class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     emit: Literal["on_close", "on_update"]
     """When results are forwarded."""
     source: str
-    """The topic whose records enter the store; empty for the store of a user's processor."""
+    """The topic whose records enter the store (of merged streams, the first one's); empty for the store of a user's
+    processor."""
     results: str | None
     """The topic to which a sink directly below writes the results in the default encoding; None if there is no such
     sink."""
@@ -69,7 +70,8 @@ class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     """The topic for records that could not be decoded or processed; None for the kind `table`."""
     aggregations: tuple[AggregationSchema, ...]
     upstream: tuple[str, ...] = ()
-    """The names of the nodes between the source and the store that may drop, change or add records."""
+    """The names of the nodes above the store that may drop, change or add records, and of sources that are internal or
+    read another topic."""
     size_ms: int = 0
     """The size of windows, or a sliding window's time difference; 0 for all other kinds."""
     advance_ms: int = 0

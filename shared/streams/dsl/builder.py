@@ -91,7 +91,7 @@ from penstock.shared.streams.windows.window_rule import Emit, WindowRule, hoppin
 __all__ = ["GlobalTable", "Stream", "StreamsBuilder", "Table"]
 
 AnyJson = type[dict[Any, Any]] | UnionType
-"""A `value` whose type a type checker cannot infer: `dict` is any JSON, and `A | B` is no class."""
+"""A `value` from which a type checker cannot infer the type of a stream's values: `dict` or a union `A | B`."""
 ValueType = type[V] | Deserializer[V | None]
 """A `value` that is a class or a deserializer."""
 
@@ -660,7 +660,10 @@ class Stream(Generic[K, V]):
         value: Any = dict,
         name: str | None = None,
     ) -> Stream[K, Any]:
-        """As `join`, but a record without a match is forwarded as `joiner(own value, None)`, even one without a key."""
+        """As `join`, but a record without a match is forwarded as `joiner(own value, None)`, even one without a key.
+
+        A record without a value is skipped.
+        """
         return add_join(self, other, joiner, JoinOptions(windows, key, value, name, left=True))
 
     def to(self, topic: str, encode: Callable[[Record[K, V]], tuple[bytes | None, bytes | None]] | None = None) -> None:
@@ -817,7 +820,7 @@ class GroupedStream(Generic[K, V]):
     def hopping_window(
         self, size: timedelta | int, advance: timedelta | int, grace: timedelta | int = 0
     ) -> WindowedGroup[K, V]:
-        """Group into windows of one size that begin every `advance`, and so overlap."""
+        """Group into windows of one size that begin every `advance`, which is at most the size."""
         size_ms = duration_ms(size, "hopping_window: size")
         advance_ms = duration_ms(advance, "hopping_window: advance")
         return WindowedGroup(self._stream, hopping_windows(size_ms, advance_ms, _window_grace_ms(grace)))
@@ -946,7 +949,7 @@ class WindowedTable(Generic[K]):
         return self._add_window_aggregate("on_close")
 
     def on_update(self) -> Stream[WindowKey[K], WindowResult[K] | None]:
-        """Forward windows' last results of every commit, and None for old bounds of sessions that grew or merged."""
+        """Forward windows' last results of a commit, and None for forwarded bounds of sessions that grew or merged."""
         return self._add_window_aggregate("on_update")
 
     def _add_window_aggregate(self, emit: Emit) -> Stream:

@@ -39,7 +39,7 @@ def require_topic(argument: str, topic: Any) -> None:
 
 
 def require_name(argument: str, name: Any) -> None:
-    """Raise ConfigError unless a node's name is text, or None, which lets the topology's builder choose a name."""
+    """Raise ConfigError unless the name of a node or a store is text that is not empty, or None (the default name)."""
     if name is not None and (not isinstance(name, str) or not name):
         raise ConfigError(f"{argument} must be text, got {repr(name)[:SHOWN_MAX]}")
 
@@ -55,7 +55,7 @@ def require_repartition_topic(node: str, topic: str) -> None:
 
 
 def require_aggregation(argument: str, aggregation: Any) -> None:
-    """Raise ConfigError unless this argument of a topology's definition is an aggregation, and not a class of them."""
+    """Raise ConfigError unless this argument is an aggregation, not a class, without async or generator methods."""
     if isinstance(aggregation, Aggregation):
         require_plain_methods(argument, aggregation, AGGREGATION_METHODS)
         return
@@ -72,7 +72,7 @@ def require_same_builder(operation: str, own: object, other: object) -> None:
 
 
 def require_groupable(operation: str, traits: StreamTraits) -> None:
-    """Raise ConfigError if the keys are WindowKeys, because those cannot group records."""
+    """Raise ConfigError if keys may be WindowKeys, because those cannot group records."""
     if traits.is_windowed:
         raise ConfigError(
             f"{operation}: the keys are windows (WindowKey); key_by(lambda record: record.key.key, name=...) before it "

@@ -3,7 +3,8 @@
 `WindowAggregate` is the operator of all windows, `KeyAggregate` that of aggregations without windows.
 
 An operator has its own stream time: the highest timestamp of a record with a key. A record that an aggregation rejects
-does not advance this time. The time decides when windows close. Progress records contain it under the store's name.
+does not advance this time, but idleness does (`advance_time`). The time decides when windows close. Progress records
+contain it under the store's name.
 
 With `on_close` a window's result is forwarded when the window closes. With `on_update` a commit forwards the last
 result of each changed window. It retracts a window (value None) only if an earlier commit had forwarded it. Without

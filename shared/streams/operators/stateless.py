@@ -65,7 +65,7 @@ class DropDeletions(Processor):
 
 
 class _SameKeyContext:
-    """A context that forwards only records with the key of the current record."""
+    """A context whose `forward` raises ConfigError if a record in `process` would change its key."""
 
     def __init__(self, context: ProcessorContext) -> None:
         self._context = context

@@ -83,7 +83,7 @@ class JoinWindows:
         """Return the timestamp below which a record of the side `side` is late, and removed from the store.
 
         `close_time_ms` is stream time minus the grace. A left record is kept until its window and the grace have
-        passed, a right one while it can match a left record that is not late.
+        passed (a negative `after_ms` counts as 0), a right one while it can match a left record that is not late.
         """
         # With a negative `after_ms`, matching right records have lower timestamps, so a left record waits for the grace
         # only.
@@ -228,7 +228,7 @@ class StreamJoin(TimedProcessor):
         return due if known is None or due > known else known
 
     def _forward_unjoined(self) -> None:
-        """Forward the left records that cannot be joined any more, and drop records that have no further use."""
+        """Drop the records that cannot match any more; a left join forwards the left ones without a match."""
         close_time = self._close_time(self.stream_time_ms)
         # KStreamKStreamJoin emits such records at most once a second. Here they are emitted with the record that closes
         # their window.

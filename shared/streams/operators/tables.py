@@ -28,7 +28,7 @@ Joiner = Callable[[Any, Any], Any]
 
 
 class RowValue(Aggregation[Any]):
-    """A row's value in the changelog: bytes as they are, anything else as JSON that is decoded as `value_type`.
+    """A row's value in the changelog: as it is if `value_type` is bytes, else as JSON that is decoded as `value_type`.
 
     With `dict` or Any, a row can have any JSON.
     """

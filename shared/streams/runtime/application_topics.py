@@ -124,7 +124,7 @@ async def _rejected_bytes_max(admin: Admin, sources: Sequence[str]) -> int:
 def new_output_topics(
     topology: Topology, partitions: int, replication_factor: int, rejected_bytes_max: int
 ) -> list[NewTopic]:
-    """Return the topics that the topology writes to, as they are created.
+    """Return the topics that the topology writes to, except repartition topics, as they are created.
 
     Topics of dead letters and late records accept records of `rejected_bytes_max`.
     """

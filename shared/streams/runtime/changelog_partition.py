@@ -2,8 +2,7 @@
 
 Taking over:
 
-1. Open the producer. Under exactly_once its first request fences the previous owner and ends that owner's open
-   transaction.
+1. Open the producer. Under exactly_once this fences the previous owner and ends that owner's open transaction.
 2. Read the log to its end, to know the highest epoch.
 3. Write a takeover record with the next epoch.
 4. Read up to that record. Commits that the previous owner ended before it are applied. Everything that the previous
@@ -136,7 +135,7 @@ class ChangelogPosition:
 
 
 class RecordRejected(DataError):
-    """The producer or the broker rejects one of a commit's records, although it was measured."""
+    """The producer or the broker rejects one of a commit's records, because of its size or its timestamp."""
 
     def __init__(self, record: ProducerRecord, partition: int | None, bytes_max: int, reason: BaseException) -> None:
         size = record_size(record.key, record.value, list(record.headers))
@@ -218,7 +217,7 @@ class ChangelogPartition:
     async def take_over(
         self, make_task: Callable[[], StreamTask], standby: PartitionRestore | None = None
     ) -> tuple[StreamTask, RestoreReport]:
-        """Restore a task and become its changelog's only writer.
+        """Restore a task and become the owner of its changelog.
 
         `make_task` returns an empty task. It is called for each attempt that does not continue the `standby`. Raises
         ChangelogHole, SchemaMismatch or CorruptRecord if the state cannot be restored completely.
