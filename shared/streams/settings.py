@@ -16,7 +16,7 @@ from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandl
 log = get_logger(__name__)
 
 DEAD_LETTER_OVERHEAD_MAX = 16 * 1024
-"""The maximum size of a dead letter or a late record beyond that of the source record in it."""
+"""The most bytes of a dead letter or a late record beyond those of the source record in it."""
 
 BUFFERED_RECORDS_MAX = 1_000
 """Kafka Streams' default of `buffered.records.per.partition`."""

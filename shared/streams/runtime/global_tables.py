@@ -24,8 +24,8 @@ log = get_logger(__name__)
 
 LOAD_POLL_MS = 200
 POLL_RECORDS_MAX = 5_000
-"""The records that are applied at once. A running instance does it once a turn, and a turn without source records lasts
-up to `poll_ms`."""
+"""The most records that are applied at once. A running instance applies records once a turn, and a turn without source
+records lasts up to `poll_ms`."""
 # Loading fails if no partition's position advances for this long.
 LOAD_IDLE_MS_MAX = 60_000
 
@@ -59,7 +59,7 @@ class GlobalTableRows:
         return user_copy(self._rows.get(key_of_store(self.name, key, self.key_type == "string")))
 
     def rows(self) -> Iterator[TableRow]:
-        """Yield all rows, for the keys that exist at the first call."""
+        """Yield the rows of the keys that exist at the time of the call, except rows deleted meanwhile."""
         return (row for key in self.keys() for row in self.rows_of(key))
 
     def rows_of(self, key: Any) -> list[TableRow]:
@@ -75,7 +75,7 @@ class GlobalTableRows:
         return ((key, user_copy(row)) for key, row in self._rows.items())
 
     def apply(self, key: bytes | None, value: bytes | None) -> DataError | None:
-        """Apply a record of the topic: without a value it deletes the row. If it is invalid, return the error."""
+        """Apply a record of the topic: a value decoded as None deletes the row. If it is invalid, return the error."""
         try:
             if key is None:
                 raise DataError(f"{self.topic}: a record without a key cannot be a row")

@@ -6,8 +6,9 @@ that it is restoring. The instance writes the record again when the lists change
 writes a tombstone. Every instance reads the whole topic.
 
 A killed instance leaves its record in the topic. Other instances delete it when they have taken over its partitions and
-it is older than `FORGET_MS`. If two records claim a partition, the claim with the higher owner epoch counts, as for a
-reader of the changelog. A claim to restore a partition counts if it was registered later than the claim to run it.
+have read it at least `FORGET_MS` ago. If two records claim a partition, the claim with the higher owner epoch counts,
+as for a reader of the changelog. A claim to restore a partition counts if it was registered later than the claim to run
+it.
 
 >>> table = Instances()
 >>> table.apply(0, b"http://a", encode_registration(Registration("a", {0: 4, 1: 4}, 2)), 0)
@@ -46,7 +47,7 @@ REGISTER_MS = 60_000
 """The interval at which an unchanged registration is written again."""
 RETRY_MS = 2_000
 FORGET_MS = 600_000
-"""The age at which a record is deleted if none of its claims counts: its instance was killed."""
+"""A record is deleted this long after it was read if none of its claims counts: its instance was killed."""
 GOODBYE_MS = 2_000
 """The time limit for removing the registration at shutdown."""
 TOPIC_CONFIGS = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", "segment.ms": "3600000"}
@@ -149,7 +150,7 @@ class Instances:
         return self._known[url].registration
 
     def expired(self, now_ms: int, own: Iterable[str]) -> list[str]:
-        """Return addresses, except `own`, whose records are older than `FORGET_MS` and have no claim that counts."""
+        """Return addresses, except `own`, whose records were read FORGET_MS ago and have no claim that counts."""
         held = {claim.url for claim in self.claims().values()} | set(own)
         return [url for url in self.urls() if url not in held and now_ms - self._known[url].seen_ms >= FORGET_MS]
 
@@ -224,7 +225,7 @@ class InstanceRegistry:
         return f"InstanceRegistry({self._new.name} as {self._url}, {self.instances})"
 
     async def run(self, url: str) -> None:
-        """Register the partitions of `url` and read the others' until cancelled; then remove the registration."""
+        """Register the partitions of `url` and read the others' until cancelled; then try to remove the record."""
         self._url = url
         while True:
             try:
@@ -267,7 +268,7 @@ class InstanceRegistry:
                 raise
 
     def _log_address_conflict(self, offset: int) -> None:
-        """Log once if another instance has registered the same address. Then neither of the two finds the other."""
+        """Log if another instance has registered the same address. Then neither of the two finds the other."""
         if self._published is None or offset <= self._published_offset or self._url not in self.instances.urls():
             return
         other = self.instances.registration(self._url).instance

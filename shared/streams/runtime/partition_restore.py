@@ -113,7 +113,7 @@ class PartitionRestore:
         return (await consumer.end_offsets([self.at]))[self.at]
 
     async def compare_newest(self, end: int, consumer: Consumer) -> None:
-        """Set `progress.is_accepted` if the stores of the newest commit before `end` fit the topology.
+        """Set `progress.is_accepted` if the stores of the newest commit found before `end` fit the topology.
 
         Otherwise nothing happens: a fenced owner may have written that commit. The restore itself checks each commit
         that counts, and raises the error. A restore of at most NEWEST_RECORDS records skips this check.

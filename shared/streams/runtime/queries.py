@@ -38,7 +38,8 @@ from penstock.shared.streams.topology import KeyType, Topology
 # A response has at most this many rows. Queries with `StoreQuery.after` return the rest.
 QUERY_ROWS_MAX = 10_000
 SLICE_ROWS = 2_000
-"""Rows that are read at once: this takes some milliseconds, in which no record is processed."""
+"""The most rows, or keys of a store in memory, that are read at once. Reading them takes some milliseconds, in which no
+record is processed."""
 
 
 class StoreQuery(NamedTuple):

@@ -96,7 +96,7 @@ class Standbys:
         return f"Standbys({sorted(self._own)})"
 
     def warm(self) -> set[int]:
-        """Return the partitions that have state here, in a standby or on disk."""
+        """Return the partitions that have a standby here, or state on disk."""
         on_disk = [] if self._task_factory.directory is None else self._task_factory.directory.partitions()
         return {*on_disk, *self._own}
 

@@ -71,7 +71,7 @@ class StreamTaskFactory:
             self.directory.release()
 
     def clean(self) -> None:
-        """From time to time, delete the state on disk of partitions that have been elsewhere for long."""
+        """Every CLEAN_INTERVAL_MS, delete state on disk that was not used for `state_cleanup_delay_ms`."""
         if self.directory is None or self._clock.monotonic_ms() < self._clean_due_ms:
             return
         self._clean_due_ms = self._clock.monotonic_ms() + CLEAN_INTERVAL_MS

@@ -467,7 +467,7 @@ class StreamWorker(RebalanceListener):
     # --- committing ---
 
     async def _begin_commit(self) -> None:
-        """Begin to commit in the background of the next turns; the previous commit must end first."""
+        """Wait for the previous commit to end, then begin to commit in the background of the next turns."""
         async with self._lock:
             await self._handle_ended_commits(await self._commits.settle())
             self._commit_due_ms = self._clock.monotonic_ms() + self._settings.commit_interval_ms
@@ -536,7 +536,7 @@ def _create_group_member(
 def _poll_wait_ms(settings: StreamsSettings, running: Collection[RunningTask], commit_due_ms: int) -> int:
     """Return how long the next poll may wait for records: 0 if the previous turn had no time for some records.
 
-    If there is something to commit, the poll ends when the commit is due.
+    If there is something to commit, the poll ends when the commit is due, or after `poll_ms` if that is earlier.
     """
     if any(one.inputs.is_cut for one in running):
         return 0
@@ -565,7 +565,7 @@ def _process_fetched_records(
 
 
 def _punctuate_wall_clock_of_all(tasks: Iterable[OwnedTask], now_ms: int, blocking_ms_max: int, clock: Clock) -> None:
-    """Evaluate the WALL_CLOCK_TIME schedules of running tasks; log each that blocks heartbeats too long."""
+    """Evaluate the WALL_CLOCK_TIME schedules of running tasks; log each task that blocks heartbeats too long."""
     for owned in tasks:
         if owned.task is None:
             continue

@@ -96,7 +96,7 @@ class TaskCommits:
         return ended
 
     def prepare(self, owned: Sequence[OwnedTask]) -> list[Prepared]:
-        """Take the content of the next commit from each task whose previous commit has succeeded."""
+        """Take the content of the next commit from each task that has one and has no commit in progress."""
         prepared: list[Prepared] = []
         for one in owned:
             task = one.task

@@ -1,8 +1,8 @@
 """Divides the time of one turn of a worker into shares: how long each sub-topology processes records.
 
 A turn runs in the event loop that also sends the group's heartbeats and writes commits. So processing takes about
-`PROCESSING_MS_MAX`, however many records were fetched. It takes longer only if single records or runs of columns
-take longer than their sub-topology's share. The remaining records stay in the tasks' inputs for the next turn. The time
+`PROCESSING_MS_MAX`, however many records were fetched. It takes longer if single records or runs of columns take
+longer than their sub-topology's share. The remaining records stay in the tasks' inputs for the next turn. The time
 is divided equally among the sub-topologies that have records. Time that one does not use goes to those after it. Each
 processes at least one run, so none waits forever behind slow others.
 

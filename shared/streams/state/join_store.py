@@ -19,7 +19,7 @@ from penstock.shared.streams.state.row_store import RowStore
 _start = attrgetter("start")
 
 HEAP_SPARE = 1_024
-"""The entries of removed rows that the heap may hold without a cleanup."""
+"""The entries of removed rows that the heap may hold without a cleanup, besides as many as there are rows."""
 
 
 class JoinRow:

@@ -1,9 +1,9 @@
 """Restores from an instance's disk: finds the offset from which to read the changelog, and detects unusable state.
 
 Rows on disk contain the changelog up to the checkpoint's covered offset. They are invalid if their owner wrote them
-after another owner had taken over the partition. State that is invalid or cannot be decoded is deleted, and restored
-from the snapshot and the log. That is no error. The reason is logged, unless the state is incomplete or has another
-format.
+after another owner had taken over the partition. State that is invalid, or does not fit the changelog or the stores, is
+deleted, and restored from the snapshot and the log. That is no error. The reason is logged, unless the state is
+incomplete or has another format.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 When a task uses a key, all its rows are fetched into the in-memory store. That store makes the changes of a commit and
 closes due windows. Only succeeded commits are written to disk, so a changed key stays in memory until its commit has
 succeeded. Afterwards it may be evicted, when the stores of an instance exceed their memory; the least recently used key
-goes first. Due windows are found by the index on disk, and fetched before they are closed. So results are the same as
-those of in-memory stores. All rows of the keys of one batch, and the windows that the batch closes, must fit in memory.
+of a store goes first. Due windows are found by the index on disk, and fetched before they are closed. So results are
+the same as those of in-memory stores. All rows of the keys of one batch, and the windows that the batch closes, must
+fit in memory.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class RocksDb:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The progress of the changelog in the rows; None while they are incomplete."""
+        """Which changelog records are in the rows; None while the rows are incomplete."""
         return self._meta.checkpoint
 
     def count(self, store: int) -> int:

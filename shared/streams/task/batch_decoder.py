@@ -2,7 +2,8 @@
 
 The value type of the stream decides how values are decoded. `bytes` are not decoded at all. If the store needs only
 numbers of a struct or a `dict`, a kernel reads them from the JSON where it can (`json_fields`). msgspec decodes all
-other values. For a struct, it checks the declared fields and skips all others. It decodes a `dict` completely.
+other JSON. For a struct, it checks the declared fields and skips all others. It decodes a `dict` completely. All other
+values are decoded by the source's deserializer.
 
 A record is exceptional if it would be rejected as a single record: its key or value cannot be decoded, it has no
 timestamp, its key is too large for a result, a function of the operator chain raises, or an aggregation rejects its
@@ -105,7 +106,7 @@ class BatchDecoder:
         return DecodedBatch(codes[:count], *states, own, is_out)
 
     def _decode_json_numbers(self, columns: Columns, exceptional: set[int]) -> RecordNumbers | None:
-        """Return the numbers that a kernel, helped by msgspec, reads from JSON; None if the kernel leaves too many."""
+        """Return the numbers that a kernel, helped by msgspec, reads from JSON; None if msgspec must read them all."""
         assert self._fields is not None
         values = PackedBytes.of(columns.values)
         cells, has, left = self._fields.read(values)
@@ -212,7 +213,7 @@ class BatchDecoder:
 
 
 def _json_fields_for_kernel(source: SourceNode, store: WindowStore) -> JsonFields | None:
-    """Return the fields that a kernel can read from the source's values; None if msgspec is needed."""
+    """Return the fields that a kernel can read from the source's values; None if no kernel can read them."""
     if source.value_type is None or not source.is_json:
         return None
     return JsonFields.of(source.value_type, [number.field for number in store.columns.numbers])

@@ -11,7 +11,7 @@ from penstock.shared.streams.state_store import StateStore
 from penstock.shared.streams.topology import ProcessorNode, Topology
 
 KEYS_AT_ONCE = 1_000
-"""The keys of one fetch, which takes some milliseconds. At most as many are fetched in vain when a turn ends."""
+"""The most keys of one fetch, which takes some milliseconds. At most as many are fetched in vain when a turn ends."""
 
 
 class FetchAhead:
