@@ -75,7 +75,7 @@ def test_wheel_from_the_source_distribution_is_the_same(wheel: zipfile.ZipFile, 
     build(ROOT, tmp_path, "sdist")
     (sdist,) = tmp_path.glob("penstock-*.tar.gz")
     with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
+        archive.extractall(tmp_path)
     (source,) = (path for path in tmp_path.glob("penstock-*") if path.is_dir())
     assert packed(build_wheel(source, tmp_path)) == packed(wheel)
 

@@ -147,8 +147,11 @@ class ConnectDaemon:
         """
         try:
             return await step
-        except* PenstockError as group:
-            error = next(leaf_exceptions(group))
+        except (PenstockError, ExceptionGroup) as e:
+            # Not `except*`: what it raises is an ExceptionGroup in the first releases of Python 3.11.
+            error = next((one for one in leaf_exceptions(e) if isinstance(one, PenstockError)), None)
+            if error is None:
+                raise
             status = next((status for cls, status in statuses.items() if isinstance(error, cls)), ExitStatus.FAILED)
             raise StartFailed(status, error) from None
 
