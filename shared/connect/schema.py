@@ -2,7 +2,7 @@
 
 A STRUCT or MAP is a `dict`, an ARRAY a `list`, and BYTES are `bytes`. The logical types are Decimal
 (`decimal.Decimal`), Date (`datetime.date`), Time (`datetime.time`) and Timestamp (`datetime.datetime` with a time
-zone). Functions convert them to the bytes or number of the underlying type, and back.
+zone). Functions convert the bytes or number of the underlying type to them, and all but Date back.
 
 A value may also have no schema (JSON without an envelope). It is then passed on unchanged.
 
@@ -86,7 +86,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Schema:
-    """A type with its attributes: `fields` of a STRUCT, `value_schema` of an ARRAY, both schemas of a MAP."""
+    """A type: a STRUCT has `fields`, an ARRAY has `value_schema`, a MAP has `key_schema` and `value_schema`."""
 
     type: SchemaType
     optional: bool = False
@@ -308,7 +308,7 @@ def timestamp_from_ms(ms: int) -> dt.datetime:
 
 
 def infer_schema(value: Any) -> Schema | None:
-    """Return the optional schema of a scalar, or None for null and for values whose schema cannot be inferred.
+    """Return the optional schema of a scalar, or None for null and other values. A Decimal must be finite.
 
     >>> infer_schema(1.5).type
     <SchemaType.FLOAT64: 'double'>

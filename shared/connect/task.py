@@ -45,7 +45,7 @@ class OffsetStorageReader(Protocol):
         ...
 
     async def offsets(self, partitions: Iterable[Partition]) -> list[Offset | None]:
-        """Return the stored source offsets of many source partitions, in their order."""
+        """Return the stored source offsets of many source partitions, in their order. None stands for a missing one."""
         ...
 
 
@@ -151,11 +151,11 @@ class SinkTaskContext(Protocol):
     def resume(self, *partitions: TopicPartition) -> None: ...
 
     def timeout(self, timeout_ms: int) -> None:
-        """Set the maximum time until the next `put`, which after RetriableError is the redelivery."""
+        """Set the maximum time until the next `put`, which after RetriableError is the redelivery. 0: the default."""
         ...
 
     def request_commit(self) -> None:
-        """Request a commit before the next poll, without waiting for the interval."""
+        """Request a commit before the next poll, not at the interval. A commit in progress must end first."""
         ...
 
     def wait_for(self, awaitable: Awaitable[T]) -> T:

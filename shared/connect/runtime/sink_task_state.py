@@ -38,7 +38,7 @@ log = get_logger(__name__)
 
 Partitions = frozenset[TopicPartition]
 REDELIVERY_MS = 3_000
-"""How long a batch waits to be delivered again if the task sets no timeout."""
+"""The maximum poll timeout while a batch waits for redelivery, if the task sets no timeout."""
 COMMIT_BACKOFF_MAX_MS = 10_000
 """The maximum backoff before the next commit, after commits that timed out. The interval applies if it is longer."""
 
@@ -77,7 +77,7 @@ class SinkTaskState:
     # Commits
 
     def commit_is_due(self, now_ms: int) -> bool:
-        """Return whether a commit is due: none is in progress, and the task requested one or the interval is over."""
+        """Return whether a commit is due: none is in progress, and one is requested or its time has come."""
         return not self.committing and (self.commit_requested or now_ms >= self._next_commit_ms)
 
     def commit_expired(self, now_ms: int) -> bool:
@@ -98,8 +98,10 @@ class SinkTaskState:
     def begin_commit(
         self, now_ms: int, partitions: Collection[TopicPartition] | None = None
     ) -> tuple[int, dict[TopicPartition, OffsetAndMetadata]] | None:
-        """Return a sequence number, and the offsets of all or some partitions for `pre_commit`; None if there are
-        none."""
+        """Begin a commit. Returns its sequence number, and the current offsets of `partitions` (default: all).
+
+        Returns None if there are no such offsets.
+        """
         self.commit_requested = False
         # A rebalance commits some partitions only. The others keep their schedule.
         if partitions is None:
@@ -116,8 +118,7 @@ class SinkTaskState:
         """Return the offsets to commit out of `provided`, the result of `pre_commit`.
 
         Three kinds are left out: offsets of partitions that are not assigned, offsets beyond the delivered records, and
-        offsets that equal the last one which this task has committed, or the one from which it has continued since
-        then.
+        offsets that are committed already. A rewind after a commit counts as committed. The initial position does not.
         """
         found = {}
         for tp, offset in provided.items():
@@ -186,8 +187,10 @@ class SinkTaskState:
         return timeout_ms
 
     def take_rewinds(self) -> dict[TopicPartition, int]:
-        """Return the offsets from which the task has requested to continue. From now on they count as committed and
-        current."""
+        """Return the offsets from which the task has requested to continue, of assigned partitions.
+
+        From now on they count as committed and current.
+        """
         rewinds = {tp: offset for tp, offset in self.rewinds.items() if tp in self.assigned}
         self.rewinds.clear()
         for tp, offset in rewinds.items():
@@ -206,7 +209,7 @@ class SinkTaskState:
         self.pending.update({tp: OffsetAndMetadata(offset) for tp, offset in ends.items()})
 
     def lag_max(self) -> int:
-        """Return the largest number of records of a partition that were read but not yet delivered."""
+        """Return the largest distance of a partition's pending offset from its current one, or 0."""
         behind = (end.offset - self.current[tp].offset for tp, end in self.pending.items() if tp in self.current)
         return max(behind, default=0)
 

@@ -1,4 +1,4 @@
-"""The interface through which a worker reports on its connectors and tasks. A herder implements it.
+"""The interface through which a worker reports on its connectors and tasks, to a herder or a parent worker.
 
 Every method is called on the worker's event loop and must not wait. An implementation must put slow work in a queue.
 """
@@ -21,7 +21,7 @@ class StatusListener(Protocol):
         ...
 
     def on_topic_used(self, id: ConnectorTaskId, topic: str) -> None:
-        """Called when the task has read from or written to the topic.
+        """Called when the task has polled records of the topic, or has passed one to the producer.
 
-        A sink's task calls it for every batch, so it must be fast."""
+        A task calls it for every batch, so it must be fast."""
         ...

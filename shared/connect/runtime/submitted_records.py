@@ -103,7 +103,7 @@ class SubmittedRecords:
         return record
 
     def committable(self) -> Committable:
-        """Return and remove the newest offset of each partition up to which all records are acknowledged."""
+        """Remove the acknowledged records at the head of each queue, and return the last offset of each."""
         result = Committable()
         for key, queue in list(self.queues.items()):
             last = None
@@ -118,8 +118,7 @@ class SubmittedRecords:
         return result
 
     def forget(self, record: SubmittedRecord) -> None:
-        """Remove a record from its queue. Only the record calls this. A record that was not sent is usually the
-        last one."""
+        """Remove a record, usually the last one, from its queue. Only the record calls this."""
         queue = self.queues[record.key]
         if queue[-1] is record:
             queue.pop()

@@ -1,4 +1,4 @@
-"""A task's metrics, under the names of Kafka Connect's metrics with underscores for hyphens.
+"""A task's metrics. Those of Kafka Connect have its names, with underscores for hyphens.
 
 >>> metrics = TaskMetrics("sink")
 >>> metrics.add("sink_record_read_total", 5)
@@ -115,7 +115,7 @@ class TaskMetrics:
             self._values[f"{name}_min"] = count if entry[0] == 1 else min(self._values[f"{name}_min"], count)
 
     def active(self, count: int) -> None:
-        """Set the number of records that were polled, and are not yet in Kafka (source) or not yet put (sink)."""
+        """Set the number of records that were submitted but are not in Kafka (source), or not yet put (sink)."""
         self.set(f"{self.kind}_record_active_count", count)
         self.sized(f"{self.kind}_record_active_count", count)
 

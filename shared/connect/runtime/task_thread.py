@@ -1,6 +1,6 @@
 """The thread of one task or connector. Its `def` methods run there, as all methods do in Kafka Connect.
 
-A method that blocks therefore delays nothing else. `async def` methods run on the worker's event loop.
+A method that blocks therefore delays no other task. `async def` methods run on the worker's event loop.
 
 The thread is a daemon thread. The interpreter waits at its end for the threads of a ThreadPoolExecutor, and a call that
 never returns would keep the process from ending.

@@ -26,7 +26,7 @@ OWN = ("include", "exclude", "partitions", "replication.factor")
 
 @dataclass(frozen=True)
 class TopicCreationGroup:
-    """A group of topics by name, with the settings to create them."""
+    """A named group of topics, selected by patterns, with the settings to create them."""
 
     name: str
     include: tuple[re.Pattern[str], ...]

@@ -117,7 +117,7 @@ class Worker:
         return found
 
     async def _watch_stalls(self) -> None:
-        """Log once for each task that it is stalled inside one call, and once that it continues."""
+        """Log once when a task is stalled, and once when it no longer is."""
         limit_ms = self.config["task.stall.timeout.ms"]
         while True:
             await asyncio.sleep(max(limit_ms / STALL_LOOKS, STALL_LOOK_MS_MIN) / 1000)
@@ -320,7 +320,7 @@ class Worker:
         return self.transformer.resolve(config)
 
     def masking(self, config: Mapping[str, str]) -> Mask:
-        """Return a mask that takes the values of a configuration's `${…}` out of a text."""
+        """Return a function that masks a configuration's secrets in a text, as `ConfigTransformer.masking` does."""
         return self.transformer.masking(config)
 
 

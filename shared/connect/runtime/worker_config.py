@@ -33,8 +33,8 @@ WORKER_ONLY = (
     "topic.wait.timeout.ms",
     FILES_ALLOWED,
 )
-"""Additional settings of the worker alone. A connector's configuration that contains one is rejected, since it would
-have no effect there."""
+"""Additional settings of the worker alone. A connector's configuration that contains one is rejected, unless the
+connector defines a setting of that name."""
 JSON_CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 SIMPLE_HEADER_CONVERTER = "org.apache.kafka.connect.storage.SimpleHeaderConverter"
 
@@ -108,7 +108,7 @@ def worker_config() -> ConfigDef:
 
 
 def isolation_error(isolation: str, worker: Mapping[str, Any]) -> str | None:
-    """Return the error of this `penstock.task.isolation` under these settings of the worker, or None if it is valid."""
+    """Return why a value of `penstock.task.isolation` is invalid with a worker's settings, or None if it is valid."""
     if isolation not in ISOLATIONS:
         return f"Invalid value {isolation} for configuration {ISOLATION}: String must be one of: asyncio, process"
     if isolation == "process" and "offset.storage.file.filename" in worker:
@@ -160,7 +160,7 @@ class StandaloneConfig(WorkerConfig):
     """A standalone worker's settings. The constructor raises ConfigError if they are invalid."""
 
     def __init__(self, props: Mapping[str, str], resolve: ClassResolver | None = None) -> None:
-        """If `resolve` is given, it finds a class by name, and the converters must exist."""
+        """`resolve` finds a class by name. If it is given, a converter that it does not find raises ConfigError."""
         super().__init__(props, standalone_config(), resolve)
         if error := isolation_error(self[ISOLATION], self.values):
             raise ConfigError(error)

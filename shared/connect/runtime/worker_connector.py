@@ -72,7 +72,7 @@ class WorkerConnector:
         """Stop the connector. It is cancelled and abandoned if it takes longer than `timeout_ms`. Requests that still
         wait then return its state. Later events are not reported.
 
-        If a `def` method of an abandoned connector still runs, `stop` is called when it returns."""
+        If a `def` method of an abandoned connector other than `stop` still runs, `stop` is called when it returns."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._request_target_state(None)

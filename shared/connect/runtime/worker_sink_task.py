@@ -1,9 +1,9 @@
 """A sink task as the worker runs it: passes records from Kafka to `put`, and commits the offsets that `pre_commit`
 returns.
 
-`SinkTaskState` decides; this class does the I/O. The group rebalances inside polls. For a commit or a pause a poll is
-cancelled, but a call of the rebalance listener then continues. A lock therefore keeps the loop and the listener from
-running at the same time. The loop never holds the lock while it polls.
+`SinkTaskState` decides; this class does the I/O. The group rebalances inside polls. A due commit, a pause or a stop
+cancels a poll, but not a call of the rebalance listener that has begun. A lock therefore keeps the loop and the
+listener from running at the same time. The loop never holds the lock while it polls.
 
 While a conversion waits for long, the loop polls with all partitions paused, so that the task stays in its group. If a
 partition is revoked and assigned again meanwhile, its polled records are dropped. They are read again from the
@@ -164,7 +164,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
     async def _poll_until_due(self, timeout_ms: int) -> tuple[Polled, int] | None:
         """Return the polled records. There are none after the timeout, or when a commit is due.
 
-        Returns None if the target state has changed.
+        Returns None if a new target state or a stop ends the wait.
         """
         # Buffered records are taken without the three asyncio tasks below.
         polled_batches = await self._poll_consumer(0)

@@ -1,7 +1,7 @@
 """The configs in force, read from the config topic record by record.
 
 A connector's task configs are several records, and after a compaction or a crash some of them may be missing. They take
-effect only with the commit record that follows them and has their number. If all of them are there, they take effect
+effect only with the commit record that follows them and has their count. If all of them are there, they take effect
 together. If not, the connector is `inconsistent` and has no tasks. The worker that runs it then writes the task configs
 again.
 

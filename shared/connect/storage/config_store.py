@@ -70,7 +70,7 @@ class ConfigStore:
 
     async def refresh(self, timeout_ms: int = READ_TO_END_MS) -> None:
         """Read all records that other workers have written up to now. A store in memory has none. Raises KafkaTimeout
-        if that takes too long."""
+        after `timeout_ms`."""
 
     @property
     def is_claimed(self) -> bool:
@@ -78,7 +78,10 @@ class ConfigStore:
         return True
 
     async def claim(self) -> None:
-        """Claim the right to make a leader's changes, until `release` or a failed change. Fences earlier claims."""
+        """Claim the right to make a leader's changes, until `release` or a failed change. Fences earlier claims.
+
+        Does nothing without a transactional id.
+        """
 
     async def release(self) -> None:
         """Give up the right to make a leader's changes."""

@@ -33,7 +33,7 @@ log = get_logger(__name__)
 
 POLL_MS = 1_000
 WAITED_FOR_POLL_MS = 50
-"""The duration of one poll while a caller waits for the end: a transaction's markers wake no poll."""
+"""The timeout of a poll that begins while a caller waits for the end: a transaction's markers wake no poll."""
 READ_TO_END_MS = 60_000
 TOPIC_KNOWN_MS = 30_000
 RETRY_MS = 1_000

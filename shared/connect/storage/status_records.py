@@ -54,7 +54,7 @@ class TaskStatus:
 
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
-    """A topic that a connector has used, and the first of its tasks to use it."""
+    """A topic that a connector has used, and the task that reported it."""
 
     topic: str
     connector: str

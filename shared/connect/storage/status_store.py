@@ -1,8 +1,8 @@
 """The store of the statuses of connectors and tasks.
 
-A caller that reports a status does not wait. For each connector, task or topic, the newest report is written. If Kafka
-does not take it, it is sent again, unless there is a newer one. A safe status is checked before it is sent, and dropped
-if a newer status forbids it (`StatusCache`).
+A caller that reports a status does not wait. For each connector, task or topic, the newest report is written. After a
+retriable error or a timeout it is sent again, unless there is a newer one. After any other error it is dropped. A safe
+status is checked before it is sent, and dropped if a newer status forbids it (`StatusCache`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StatusStore:
 
     async def refresh(self) -> None:
         """Read all records that other workers have written up to now. A store in memory has none. Raises KafkaTimeout
-        if that takes too long."""
+        after `READ_TO_END_MS`."""
 
     def put(self, status: StatusRecord) -> None:
         """Report a status, whatever the current one is."""

@@ -1,10 +1,10 @@
 """Cast: converts fields, or the whole key or value, to another primitive type.
 
-Numbers become narrower as in Java. Integers wrap around. Decimals are truncated and wrap around. Floats are truncated
-and limited to the range of int64 for int64, else of int32, and then wrap around. A number is true if its int64 is not
-0. A text must be a number, for an integer in the range of the type. A number beyond the range of float32 becomes
-infinite. As a boolean, only the text `true` is true, in upper or lower case. Bytes become base64 text. Dates and times
-become their underlying number, or ISO text.
+Numbers become narrower as in Java. Integers wrap around. Decimals are truncated and wrap around. Floats are truncated.
+For int64 they are limited to its range. For a narrower type they are limited to the range of int32 and then wrap
+around. A number is true if its int64 is not 0. A text must be a number, for an integer in the range of the type. A
+number beyond the range of float32 becomes infinite. As a boolean, only the text `true` is true, in upper or lower case.
+Bytes become base64 text. Dates and times become their underlying number, or ISO text.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ def _as_number_or_text(value: Any) -> int | float | Decimal | str:
 
 
 def _as_integer(number: int | float | Decimal | str, bits: int) -> int:
-    """Return the integer. Raises ValueError or OverflowError for a text or a decimal that has none."""
+    """Return a number or text as an integer of `bits` bits.
+
+    Raises ValueError or OverflowError for a text that is not such an integer, or a Decimal that is not finite.
+    """
     half = 1 << bits - 1
     if isinstance(number, str):
         if not INTEGER_TEXT.fullmatch(number) or not -half <= (parsed := int(number)) < half:

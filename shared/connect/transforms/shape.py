@@ -26,8 +26,7 @@ from penstock.shared.connect.transforms.parts import (
 # A name in backticks ends at the first backtick that has no backslash before it, and a dot or the text's end after it.
 QUOTED_NAME = re.compile(r"`(.*?)(?<!\\)`(?:\.|\Z)", re.DOTALL)
 ESCAPED_BACKTICK = re.compile(r"\\`(?=\.)")
-"""In backticks, a backslash escapes a backtick that a dot follows. Elsewhere a backtick needs no escape, and a
-backslash is itself."""
+"""In backticks, a backslash before a backtick and a dot is an escape and is removed. Any other backslash is kept."""
 
 
 def field_path(text: str, version: str) -> tuple[str, ...]:

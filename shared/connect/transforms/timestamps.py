@@ -1,6 +1,6 @@
 """TimestampConverter: converts times between text, Unix numbers and the logical types.
 
-In between, every time is a datetime in UTC with a precision of ms.
+In between, every time is a datetime in UTC. A Timestamp is truncated to ms.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Aggregation(ABC, Generic[State]):
 
     @abstractmethod
     def result(self, state: State) -> Any:
-        """Return the result, which may share objects with the state; user code gets a copy."""
+        """Return the result. It may share objects with the state, so callers pass user code a copy."""
 
 
 class Count(Aggregation[int]):

@@ -1,4 +1,4 @@
-"""Aggregations that collect the values of a field: all up to a limit, or each value once.
+"""Aggregations that collect the values of a field up to a limit: all of them, or each value once.
 
 Collected values are in order of arrival. When two sessions are merged, the values of the earlier session come first.
 Values are kept as JSON. None is skipped.

@@ -2,8 +2,8 @@
 
 `First` has the value of the record with the lowest timestamp, `Last` that of the record with the highest. Only among
 records with the same timestamp does the order of arrival decide. The value of a field that is typed `int` or `float` is
-kept as int64 or float64, any other value as JSON. None is skipped. NaN and the infinities are `null` in JSON, and
-are restored as NaN.
+kept as int64 or float64, any other value as JSON. None is skipped. A value kept as JSON that is NaN or infinite
+is restored as NaN.
 
 >>> last = Last("page").bind(dict)
 >>> state = last.add_at(last.add_at(last.initial(), {"page": "b"}, 20), {"page": "a"}, 10)
