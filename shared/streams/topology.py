@@ -28,7 +28,7 @@ Encoder = Callable[[Record], tuple[bytes | None, bytes | None]]
 
 @dataclass(frozen=True, slots=True)
 class SourceNode:
-    """Reads a topic; records that cannot be decoded go to `dead_letters`, late ones to `late`."""
+    """Reads a topic; its dead letters go to `dead_letters`, its late records to `late`."""
 
     name: str
     topic: str
@@ -39,7 +39,7 @@ class SourceNode:
     is_json: bool = True
     """Whether `value` decodes plain JSON, so that a field of a value can be read from its bytes."""
     value_type: Any = None
-    """The type that `value` decodes to; None if it is a user's deserializer, or bytes."""
+    """The type that `value` decodes to if it decodes plain JSON; None otherwise."""
     is_internal: bool = False
     """Whether the topic is internal: created for the application, named after it, and purged of read records."""
 
@@ -215,7 +215,7 @@ class Topology:
         return list(dict.fromkeys(topics))
 
     def has_windows(self, source: SourceNode) -> bool:
-        """Whether a source's records can reach a windowed store, so that they can be late."""
+        """Whether the source's records can reach a store of windows or of a stream join, so that they can be late."""
         nodes = [self.nodes[name] for name in self.below(source.name)]
         stores = [store for node in nodes if isinstance(node, ProcessorNode) for store in node.stores]
         return any(not self.stores[store].schema.is_table for store in stores)
@@ -228,7 +228,7 @@ class Topology:
         return found
 
     def schemas(self) -> tuple[StoreSchema, ...]:
-        """Return the stores' schemas in order, with the nodes between each store and its source."""
+        """Return the stores' schemas in order, with `upstream` and `verbatim` as the topology determines them."""
         return tuple(self._describe_store(builder.schema) for builder in self.stores.values())
 
     def _describe_store(self, schema: StoreSchema) -> StoreSchema:

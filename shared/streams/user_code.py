@@ -43,7 +43,7 @@ _UNCHANGEABLE = frozenset((type(None), bool, int, float, str, bytes))
 
 
 def require_callable(argument: str, value: Any, *, may_yield: bool = False) -> None:
-    """Raise ConfigError unless the value is callable and no coroutine function; generators only with `may_yield`."""
+    """Raise ConfigError unless the value is callable and not async; a generator function needs `may_yield`."""
     if not callable(value):
         raise ConfigError(f"{argument} must be callable, got {repr(value)[:SHOWN_MAX]}")
     kind = _describe_async_function(value)

@@ -66,7 +66,7 @@ FLOAT_DIGITS_MAX = 15
 FLOAT_DIGITS_END = 10**FLOAT_DIGITS_MAX
 """The first integer of more digits."""
 FRACTION_DIGITS_MAX = 22
-"""The highest power of ten that is an exact float. So an integer divided by one is rounded once, and correctly."""
+"""Up to this exponent, a power of ten is an exact float. So an exact integer divided by it is rounded once."""
 
 _POWERS = np.array([10.0**i for i in range(FRACTION_DIGITS_MAX + 1)])
 

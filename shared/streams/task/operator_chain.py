@@ -1,10 +1,10 @@
-"""An operator chain: `filter`, `filter_not`, `map_values` and `peek` nodes between a source and its window.
+"""An operator chain: `filter`, `filter_not`, `map_values` and `peek` nodes between a source and its aggregation.
 
 Such nodes may drop records and change values, but not keys, timestamps or the order of records. So the chain can
-process a whole batch before the window takes it: the nodes are called record by record, as far as there is time, and
-the window takes the results as columns. Each record passes the functions only once. Its outcome is kept until the
-window has taken the record, even if it takes it as a single record. If a function raises, the error is kept as the
-outcome. The record is rejected with that error when its turn comes.
+process a whole batch before the aggregation takes it: the nodes are called record by record, as far as there is time,
+and the aggregation takes the results as columns. Each record passes the functions only once. Its outcome is kept until
+the aggregation has taken the record, even if it takes it as a single record. If a function raises, the error is kept as
+the outcome. The record is rejected with that error when its turn comes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.shared.streams.task.task_context import TaskContext
 
 Outcome = Record | Exception | None
-"""The record that reaches the window, the error that a function raised, or None if the record was filtered out."""
+"""The record that reaches the aggregation, the error that a function raised, or None if the record was filtered out."""
 
 
 class _Gate:
@@ -48,7 +48,7 @@ class _Gate:
 
 
 class OperatorChain:
-    """The functions between a source and its window in one task; `nodes` are in order."""
+    """The functions between a source and its aggregation in one task; `nodes` are in order."""
 
     def __init__(self, task: TaskContext, nodes: Sequence[Each], key_of: Callable[[bytes], str | bytes]) -> None:
         self._task = task
@@ -107,7 +107,7 @@ class OperatorChain:
         return results, is_out, count
 
     def forward(self, record: Record) -> None:
-        """Forward the current record to the window, with its outcome if it has one; raises an error outcome."""
+        """Forward the current record to the aggregation, or its outcome if it has one; raises an error outcome."""
         metadata = self._task.record_metadata
         assert metadata is not None
         if metadata.offset not in self._outcomes:

@@ -1,10 +1,10 @@
 """Advances the times of a task's operators without a record.
 
-An operator that reads only source topics advances by the time that its topics were idle. An operator may also be behind
-other operators, in the same task or through a repartition topic. If it advanced in the same way, it would close its
-windows before the others' results arrive. So it advances only to the time before which no result can come. That is the
-minimum of two times: the earliest result that an operator above may still forward, and the lowest watermark
-(`watermarks`) of all tasks that write to a repartition topic above.
+An operator that reads only source topics advances by the time that the task's source topics were idle. An operator may
+also be behind other operators, in the same task or through a repartition topic. If it advanced in the same way, it
+would close its windows before the others' results arrive. So it advances only to the time before which no result can
+come. That is the minimum of two times: the earliest result that an operator above may still forward, and the lowest
+watermark (`watermarks`) of all tasks that write to a repartition topic above.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class OperatorTimes:
     def watermarks(self, stream_time_ms: int) -> dict[str, int]:
         """Return the watermark for each repartition topic that the task writes to, if it is known already.
 
-        A watermark is at most the task's `stream_time_ms` if records of a source topic reach the repartition topic
-        without passing an operator (`TimedProcessor`).
+        Once the task has a stream time, a watermark is at most `stream_time_ms` if records of a source topic reach the
+        repartition topic without passing an operator (`TimedProcessor`).
         """
         found = {}
         for topic, above in self._fed.items():

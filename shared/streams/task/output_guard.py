@@ -8,7 +8,7 @@ written to the dead-letter topic (`output_dead_letter`). Other outputs are not a
 
 The task also ends if a node raises after it, or a node below it, has changed a store: half of a change can be neither
 kept nor undone. A punctuator that raises is an exception: what it stored and forwarded before the error stays, unless
-a node below it has changed a store before it raised.
+a node below it made half of a change.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Edge(NamedTuple):
     store: str | None
     """The nearest store of the node or of the nodes above it; None if there is none."""
     guarded: bool
-    """Whether a store may have taken the record before the child gets it, so that the output guard handles the child's
-    errors."""
+    """Whether the output guard handles the child's errors, because a store may have taken the record before the child
+    gets it."""
 
 
 def guarded_edges_of(topology: Topology, name: str, entrances: dict[str, Forward]) -> list[Edge]:

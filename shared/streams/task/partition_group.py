@@ -74,7 +74,7 @@ class RecordQueue:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the queued keys, values and headers; each fetch is measured once, at the first use."""
+        """Return the bytes of the queued keys, values and headers; a fetch is measured at the first use."""
         if not self._length:
             return 0
         # A fetch is taken in several runs. Its sizes stay until its last record is taken.
@@ -88,7 +88,10 @@ class RecordQueue:
         return int(self._columns[0].timestamps[0])
 
     def take_until(self, limit_ms: int | None, records_max: int | None = None) -> Columns:
-        """Remove and return the next records up to the first one later than the limit; there must be one to take."""
+        """Remove and return the next records of one fetch that come before the first one later than the limit.
+
+        The queue must not be empty.
+        """
         columns = self._columns.popleft()
         at = len(columns) if records_max is None else min(len(columns), records_max)
         if limit_ms is not None:

@@ -328,7 +328,7 @@ class NodeContext:
         self._task.late_rows.append(rows.fitting(self._task.state_bytes_max))
 
     def late_offsets(self, source: Columns | None, offsets: Int64Array | None, count: int) -> Int64Array:
-        """Return the records' offsets in the store's source topic; NO_OFFSET for records without one there."""
+        """Return the records' offsets in the source topic of the node's store; NO_OFFSET for those without one."""
         topic = self._task.topology.stores[next(iter(self._node.stores))].schema.source
         if source is not None and offsets is not None and source.topic == topic:
             return offsets

@@ -29,7 +29,7 @@ from penstock.shared.streams.windows.window_store import WindowStore
 
 
 def restore_progress(task: StreamTask, progress: Progress) -> None:
-    """Check the schema of the stored state, and restore times, offsets and grids; call it before `initialize`."""
+    """Check the stored schema, and restore times, offsets and the grids of schedules; call it before `initialize`."""
     check_schema(progress.stores, task.topology.schemas())
     task.stream_time_ms = progress.stream_time_ms
     task.sources = dict(progress.sources)
@@ -204,7 +204,7 @@ def _snapshot_column_values(column: pa.Array) -> Any:
 
 @lru_cache
 def _restored_states_codec(written: StoreSchema) -> StateCodec:
-    """Return the codec of the states that a restore reads, as their owner has written them."""
+    """Return the codec of states that were written with this schema."""
     return StateCodec(written.state_columns())
 
 

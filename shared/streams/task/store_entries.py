@@ -34,7 +34,7 @@ from penstock.shared.streams.windows.window_store import WindowStore
 def encode_row_store(builder: StoreBuilder, number: int, changes: RowChanges, epoch: int, commit: int) -> EntryColumns:
     """Encode the changes of a table or a join: deletions, then live rows.
 
-    Raises ProcessingFailed, which names the row, if a row cannot be encoded.
+    Raises ProcessingFailed, which names the row, if a state cannot be encoded.
     """
     codec = StateCodec(builder.schema.state_columns())
 
@@ -59,7 +59,7 @@ def _encode_key(key: str | bytes) -> bytes:
 def encode_stores(
     builders: Mapping[str, StoreBuilder], stores: Mapping[str, StateStore], epoch: int, commit: int
 ) -> tuple[EntryColumns, int]:
-    """Return the entries of all stores' changes, and the number of finals among them."""
+    """Return the entries of all stores' changes, and the number of closed windows among them."""
     parts: list[EntryColumns] = []
     closed = 0
     for number, (name, store) in enumerate(stores.items()):
@@ -75,7 +75,7 @@ def encode_stores(
 
 
 def encode_window_store(store: WindowStore, number: int, epoch: int, commit: int) -> tuple[EntryColumns, int]:
-    """Encode a window store's changes: finals and deletions, then live windows; return the number of finals too."""
+    """Encode a window store's changes, live windows last; return the number of closed windows among them too."""
     finals = store.finals()
     live = store.live()
     keys, starts = store.deleted()

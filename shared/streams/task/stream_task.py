@@ -223,8 +223,8 @@ class StreamTask:
     def process(self, columns: Columns, now_ms: int, has_time: HasTime = always_has_time) -> None:
         """Process consecutive records of one source partition. Records before the task's position are skipped.
 
-        At least one record is processed. Once `has_time` returns False, the rest may be left. The attribute `sources`
-        has the position of the next record.
+        At least one of the others is processed, if there are any. Once `has_time` returns False, the rest may be left.
+        The attribute `sources` has the position of the next record.
 
         Raises ProcessingFailed, which names node, topic, partition and offset, for an error that the error handlers do
         not handle. ConfigError, FatalError, IllegalState and MemoryError are raised unchanged. But after a store has
@@ -331,7 +331,10 @@ class StreamTask:
     def _send_to_dead_letters_or_raise(
         self, source: SourceNode, record: ConsumerRecord, stage: str, error: Exception
     ) -> None:
-        """Make a dead letter of a record that no store has taken, or raise an error that must not become one."""
+        """Send a record that no store has taken to the DLQ, skip it, or raise the error, as the error handlers decide.
+
+        Errors of the program or the machine are always raised.
+        """
         # The program or the machine is at fault. Each later record would meet the same error, and the whole topic would
         # be sent to the DLQ.
         if isinstance(error, ConfigError | FatalError | IllegalState | MemoryError):
@@ -401,7 +404,7 @@ class StreamTask:
             raise self._mark_failed(f"an advance of partition {self.partition}'s time by {ms} ms", e) from e
 
     def advance_position(self, topic: str, position: int) -> None:
-        """Advance to `position` over offsets without a record, such as transaction markers."""
+        """Advance a topic's known position to `position`, over offsets without records, such as transaction markers."""
         if self.failed is None and position > self.sources.get(topic, position):
             self.sources[topic] = position
             self.needs_commit = True
@@ -452,7 +455,7 @@ class StreamTask:
 
     @property
     def needs_commit(self) -> bool:
-        """Whether there is work that no successful commit contains yet. A prepared commit has not succeeded yet."""
+        """Whether there is work that no successful commit contains yet. A failure sets this to False."""
         # A grid that no commit contains would begin again after a restart.
         return self._uncommitted or self._committing or (self.schedules.has_new_grid and self.failed is None)
 
@@ -463,7 +466,7 @@ class StreamTask:
 
     @property
     def is_committing(self) -> bool:
-        """Whether a commit was prepared and is not known to have succeeded."""
+        """Whether a commit was prepared and is not known to have succeeded. A failure sets this to False."""
         return self._committing
 
     def prepare_commit(self, now_ms: int) -> TaskCommit:
@@ -558,7 +561,7 @@ class StreamTask:
         self.outputs.add(record, source_key)
 
     def count_skipped(self, reason: str, records: int = 1) -> None:
-        """Count the current record, and others of its batch before it, as skipped."""
+        """Count skipped records; the current record, if there is one, is the last of them."""
         self.metrics.skipped(reason, records)
         if self._current_record is not None:
             self.metrics.rejected_at["skipped"] = coordinates_of(self._current_record)

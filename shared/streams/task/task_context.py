@@ -95,7 +95,7 @@ class TaskContext(Protocol):
         """Confirm `count` records up to this one, and evaluate STREAM_TIME punctuation."""
 
     def half_processed(self, error: Exception) -> ProcessingFailed:
-        """Return the error for a task whose stores hold half of a record."""
+        """Mark the task as failed, because its stores hold half of a record; return the error to raise."""
 
     def count_skipped(self, reason: str, records: int = 1) -> None:
         """Count skipped records."""

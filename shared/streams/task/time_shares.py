@@ -47,12 +47,13 @@ class TimeShares(Protocol):
 class RunLength:
     """The maximum number of records in the next run.
 
-    A batch of columns cannot be left midway, so its length is chosen before. It follows from the cost of the previous
-    run, and grows as long as runs are cheap.
+    A kernel cannot leave a batch midway, so its length is chosen before. It follows from the cost of the previous run,
+    and grows as long as runs are cheap.
 
     >>> length = RunLength()
-    >>> length.adapt(1_000, 400, share_ms=100), length.records_max
-    (None, 250)
+    >>> length.adapt(1_000, 400, share_ms=100)
+    >>> length.records_max
+    250
     """
 
     def __init__(self) -> None:

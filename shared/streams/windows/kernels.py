@@ -7,7 +7,7 @@ order of start; `heads` has its first row.
 
 A kernel takes the records from `first` to `count` (exclusive) of a batch: times, key numbers, and a row of values for
 each aggregation that reads values. It applies the whole rule to a record, including the closing of windows, before it
-takes the next one. It returns DONE, or stops early: with ROWS if no row is free, with FULL if an output has no room,
+takes the next one. It returns DONE, or stops early: with ROWS if free rows run out, with FULL if an output has no room,
 with REJECTED if a sum would not fit into 64 bits. Then the record at `meta[PROCESSED]` is the next one, and nothing of
 it was applied. The caller makes room or leaves that record out, and calls the kernel again. If `meta[CLOSING]` is not
 NOTHING, closing was interrupted, and the caller first calls `close_due`.
@@ -17,7 +17,7 @@ even if the grace changes. A timer wheel finds the windows that are due. Its buc
 are due; a heap holds the rows of buckets that have been visited. A row is filed by the end that it has then. If it has
 grown when its time comes, it is filed again.
 
-Shapes, where n is the room that the table has made: `times`, `codes` (records); `values`, `float_values`, `has`
+Shapes, where n is the room of the array itself: `times`, `codes` (records); `values`, `float_values`, `has`
 (numbers, records); `program` (aggregations, 3); `cells`, `floats` (rows, `base` + state cells), `links` the same memory
 with twice the columns; `flags`, `free`, `changed` (rows); `heads` (keys); `ring` (buckets); `heap`, `dues` (n);
 `pending` (n, 4); `spare` (n + DIGIT_ROWS, 4); `late`, `deleted` (n, 4); `closed` (n, 6 + state cells); `updates`

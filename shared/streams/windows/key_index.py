@@ -257,7 +257,7 @@ class KeyIndex:
         return copied(PackedBytes(self.arena, self.offsets[codes], self.sizes[codes]))
 
     def release(self, candidates: NDArray[Any], is_used: NDArray[np.bool_]) -> None:
-        """Release the candidates that are not used; `is_used` is indexed by number."""
+        """Free the numbers in `candidates` that are not used; `is_used` is indexed by number."""
         _drop_unused_keys(candidates, is_used, self.slots, self.hashes, self.sizes, self._free, self._counts)
         # Bytes of released keys stay until they are more than half.
         if 2 * self._counts[_GARBAGE] > self._counts[_BYTES] and self._counts[_GARBAGE] > BYTES_MIN:
@@ -289,7 +289,7 @@ class KeyIndex:
 
 
 def grown_array(array: NDArray[Any], size: int, fill: int = 0) -> NDArray[Any]:
-    """Return a copy of an array of the index, or of one beside it, with room for more keys or rows."""
+    """Return a copy of an array with `size` elements, of which the new ones are `fill`."""
     shape = (size, *array.shape[1:])
     # Zeros take no memory before they are written.
     larger = np.full(shape, fill, array.dtype) if fill else np.zeros(shape, array.dtype)
