@@ -5,8 +5,8 @@
 A file has one JSON case a line (plain or gzip), recorded from Kafka Streams' TopologyTestDriver: parameters, the piped
 records, and the output. Cases with windows are replayed through the DSL, cases with punctuation through the Processor
 API, both on Penstock's `TopologyTestDriver`. With `--batch N`, the records of cases with windows are piped in batches
-of N, with a commit after each batch. In that case only the net output of each commit is compared: the last value of
-each window, and a retraction only for a window that an earlier commit had output. With `--store rocksdb` the state is
+of N, with a commit after each batch. In that case the net output of each commit is compared: the last value of each
+window, and a retraction only for a window that an earlier commit had output. With `--store rocksdb` the state is
 on disk, in a temporary folder, and no row stays in memory after its commit.
 
 The command prints each mismatch, then `K skipped` for cases of kinds that Penstock does not have, and last `N passed, M
@@ -58,7 +58,7 @@ def read_cases(path: Path) -> Iterator[Case]:
 
 
 def replay(case: Case, state: StateDirectory | None = None) -> str | None:
-    """None if Penstock's output equals the recorded output, otherwise the difference.
+    """None if Penstock's output, and the number of dropped records, are as recorded; otherwise the difference.
 
     With `state` the stores of a case with windows are on disk, in a new folder for each case. Raises KeyError for an
     unknown kind of case.

@@ -56,7 +56,7 @@ APPLICATION = "test-driver"
 
 
 class _Raise(ErrorHandlers):
-    """Every error ends the task, also a DataError of a node, which an application's `fail` makes a dead letter."""
+    """Every error ends the task, even a node's DataError, which an application sends to the DLQ under `fail`."""
 
     def of(self, stage: str, error: Exception) -> tuple[ExceptionHandler, str]:
         return "fail", "errors is raise; errors=ErrorHandlers() handles it as an application does"
@@ -181,7 +181,7 @@ class TopologyTestDriver:
     def read(self, topic: str) -> list[ProducerRecord]:
         """Remove and return the records written to a topic; an empty list if there are none.
 
-        Raises ConfigError for a topic that the topology never writes to.
+        Raises ConfigError for an internal topic, and for a topic that the topology never writes to.
         """
         known = dict.fromkeys(self.topology.output_topics())
         known |= dict.fromkeys(t for s in self.topology.sources() for t in (s.dead_letters, s.late))
@@ -307,7 +307,7 @@ class TopologyTestDriver:
     def _append_records(self, records: Iterable[ProducerRecord]) -> None:
         """Append the records whose topics the topology reads, and process them.
 
-        They are rows of the global tables before the first of the others is processed, as in a turn of a worker.
+        Records of global tables are applied before the first of the others is processed, as in a turn of a worker.
         """
         tables = {table.topic: table for table in self.global_tables.values()}
         is_new = False

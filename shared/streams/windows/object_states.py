@@ -39,7 +39,7 @@ ChangelogColumn = NDArray[Any] | list[bytes]
 ESCAPED_BYTES_MAX = 6
 """The maximum bytes of an ASCII character in JSON."""
 AROUND_TEXT_BYTES = 5
-"""The bytes around a text in JSON: two quotes and a comma. A missing one takes null and a comma."""
+"""The maximum bytes that a text takes in JSON besides its characters, with a comma; a missing text takes null."""
 NUMBER_TEXT_BYTES_MAX = 26
 """The maximum bytes of an int64, a float64, a bool or null in JSON with a comma."""
 HLL_BYTES_MAX = 4 * 1024

@@ -61,7 +61,7 @@ class ResultBatch:
         return len(self.windows)
 
     def records(self) -> Iterator[tuple[Record, Exception | None]]:
-        """Yield the results as records one by one, with an error if one cannot be made; the records have copies."""
+        """Yield each result as a record, with the error if it cannot be made. Records share nothing with the states."""
         windows = self.windows
         retracted = [False] * len(self) if self.is_retracted is None else self.is_retracted.tolist()
         keys = self.keys_of(windows.keys)
@@ -98,7 +98,7 @@ class ResultBatch:
         return [own[0] for own in self._copy_results([column[at : at + 1] for column in self.windows.columns])]
 
     def _copy_results(self, columns: Sequence[Column]) -> list[list[Any]]:
-        """Return each aggregation's results except Latest's, as copies, which share nothing with the states."""
+        """Return the results of all aggregations but Latest, as copies that share nothing with the states."""
         results = zip(self.columns.aggregations, self.columns.results(columns), strict=True)
         copied = [list(map(user_copy, own)) if one.result_type == "json" else own for one, own in results]
         return copied[self._has_latest_record :]

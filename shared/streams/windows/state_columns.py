@@ -46,7 +46,7 @@ _ACCEPTED_TYPES = {"int64": frozenset((int, bool)), "float64": frozenset((int, f
 
 
 class ValueRejected(Exception):
-    """An aggregation rejects one of the values; processing record by record finds it."""
+    """One of the values may be invalid for an aggregation; processing record by record finds out."""
 
 
 class RecordNumbers(NamedTuple):
@@ -264,7 +264,7 @@ class StateColumns:
         return [own.tolist() if isinstance(own, np.ndarray) else own for own in self.result_columns(columns)]
 
     def result_columns(self, columns: Sequence[Column]) -> list[Column | list[Any]]:
-        """Return each aggregation's results: an array of numbers, or a list if one is None or no number."""
+        """Return each aggregation's results: an array of numbers, or a list, which may also contain other values."""
         found: list[Column | list[Any]] = []
         for aggregation, at in zip(self.aggregations, self._slices, strict=True):
             first, *more = columns[at]

@@ -18,7 +18,7 @@ EMPTY: Int64Array = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class WindowColumns:
-    """Windows as columns: keys, bounds in ms, states; `closed_at` if they are closed."""
+    """Windows as columns: keys, bounds in ms, states; `closed_at` is the stream time of each close, or empty."""
 
     keys: PackedBytes
     starts: Int64Array

@@ -1,6 +1,6 @@
 """The definition of windows: their kind, and the times at which they take a record and close.
 
-Sessions: a session has records of one key, each at most `gap_ms` from another. It closes when stream time has passed
+Sessions: a session has records of one key, with gaps of at most `gap_ms`. It closes when stream time has passed
 its end by more than gap and grace. Example: a gap of 10, no grace, records of one key at 0, 8 and 25. The record at 8
 extends the session [0, 0] to [0, 8]. The record at 25 is 17 after that end, so it starts the session [25, 25]. The
 close time (stream time - grace - gap) is now 25 - 0 - 10 = 15 > 8, so [0, 8] is closed. A record at 12 is late
@@ -12,8 +12,9 @@ record is in every window that began less than `size_ms` before it. Example: a s
 when stream time reaches its end plus the grace. A record is added to those of its windows that are not closed. It is
 late if all of them are closed.
 
-Sliding windows: both bounds are in the window. For each record, one window ends at its timestamp. Another window starts
-1 ms after it, if that window contains a record.
+Sliding windows: both bounds are in the window. For each record, one window ends at its timestamp. If that one would
+begin below 0, the window that begins at 0 replaces it. Another window starts 1 ms after the record, if that window
+contains a record.
 
 Sources of the semantics: KStreamSessionWindowAggregate, KStreamWindowAggregate and KStreamSlidingWindowAggregate.
 """
@@ -32,12 +33,12 @@ WindowKind = Literal["session", "tumbling", "hopping", "sliding", "table"]
 """A table has one row a key, which takes every record and never closes."""
 
 Emit = Literal["on_close", "on_update"]
-"""When a window's result is forwarded: once it has closed, or with each change."""
+"""When a window's result is forwarded: once it has closed, or when it has changed."""
 
 # A record may be in at most this many windows, because each of them costs a write.
 WINDOWS_MAX = 10_000
 BUCKETS_PER_PATIENCE = 512
-"""The timer wheel's buckets for the minimum lifetime of a window; the wheel has twice as many in all."""
+"""The timer wheel's buckets for a window's span, grace and retention together; it has twice as many in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class WindowRule:
 
     @property
     def reach_ms(self) -> int:
-        """The ms that must be left between a record's timestamp and 2**63, so that the times of its windows fit."""
+        """The ms that must be left between a record's timestamp and 2**63 - 1, so that its windows' times fit."""
         if self.kind == "session":
             return self.span_ms + self.grace_ms
         # A sliding window may start 1 ms after a record.

@@ -77,7 +77,7 @@ class BatchOutcome:
 
 
 class WindowStore:
-    """A window store in memory; every change sets `touched`, which its owner reads and resets."""
+    """A window store in memory. It sets `touched` if it takes a record or closes a window; its owner resets that."""
 
     def __init__(self, name: str, rule: WindowRule, columns: StateColumns, *, text_keys: bool) -> None:
         self.name = name
@@ -115,7 +115,7 @@ class WindowStore:
     def close_time_ms(self) -> int | None:
         """The close time: windows whose last moment is below it are closed. It never goes back.
 
-        None before the first record with a key, and always for a store without windows.
+        None before the first record with a key or call of `advance`, and always for a store without windows.
         """
         time_ms = int(self.table.meta[k.CLOSE_TIME])
         return None if time_ms == NO_CLOSE_TIME else time_ms

@@ -34,7 +34,7 @@ _OUTPUT_ARRAYS = {
 NO_CLOSE_TIME = -(2**62)
 """Earlier than all times: nothing was closed yet."""
 REMOVED_MIN = 1_024
-"""Removed rows wait until the wheel reaches them, unless they outnumber the live rows by more than this."""
+"""`drop` and `roll_back` free the removed rows if these outnumber the live rows by more than this."""
 IDLE_KEYS_MIN = 1_024
 """If the index has at most this many keys, it is not searched for keys without a window."""
 
@@ -132,7 +132,7 @@ class WindowTable:
         self.close_due(index)
 
     def close_due(self, index: int) -> None:
-        """Close windows that end below the close time; `index` is the record of the batch that caused it."""
+        """Close windows whose last moment is below the close time; `index` is the record that caused it, or NONE."""
         rule = self.rule
         while not k.close_due(
             index, rule.retains, rule.kind == "session", self.base, rule.bucket_ms, rule.retained_ms, self.links,

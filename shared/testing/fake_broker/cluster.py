@@ -114,7 +114,7 @@ class FakeCluster:
     ) -> None:
         """Create a topic. Its leaders are spread over the nodes; by default all nodes are replicas.
 
-        Raises ValueError if Kafka would reject it.
+        Raises ValueError if an argument is invalid, or if the topic exists.
         """
         if not is_topic_name(name) or name in self._state.topics or partitions < 1:
             raise ValueError(f"topic {name}: not a name, exists already, or has {partitions} partitions")

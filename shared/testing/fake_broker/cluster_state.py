@@ -97,7 +97,7 @@ class ClusterState:
     ) -> BrokerTopic:
         """Create a topic. The caller has checked all values except `assignments`.
 
-        Without `assignments`, the leaders of partition 0 of successive topics rotate over the nodes.
+        Without `assignments`, the number of topics decides which node leads partition 0.
         """
         topic = BrokerTopic(name, dict(configs))
         if assignments:

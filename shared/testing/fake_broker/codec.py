@@ -46,7 +46,7 @@ _LINE = re.compile(
 
 
 class Message(SimpleNamespace):
-    """A decoded request, response or struct. Its attributes are the fields of its `MessageSchema`."""
+    """A request, response or struct. Its attributes are fields of its `MessageSchema`."""
 
 
 class MalformedMessage(ValueError):
@@ -119,7 +119,7 @@ class MessageSchema:
         self._made: dict[int, tuple[Read, Write]] = {}
 
     def decode(self, data: bytes, version: int, start: int = 0) -> tuple[Message, int]:
-        """The message at `start` and the position after it. Raises MalformedMessage for invalid bytes."""
+        """The message at `start` and the position after it. Raises MalformedMessage if it cannot be decoded."""
         try:
             return self._codec_of_version(version)[0](data, start)
         except (struct.error, IndexError, UnicodeDecodeError) as e:

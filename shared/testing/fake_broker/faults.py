@@ -75,7 +75,7 @@ Hook = Callable[[Request], Action | Awaitable[Action | None] | None]
 
 
 class Control:
-    """A hook that is active until `remove()`, or until the end of its `with` block. `acted` counts its actions."""
+    """A hook, active until `remove()`, the end of its `with` block, or `times` actions. `acted` counts its actions."""
 
     def __init__(
         self, controls: list[Control], api: Api | None, hook: Hook | Action, times: int | None, node: int | None
@@ -162,7 +162,7 @@ def _failed_topics(request: Request, code: int, partitions: Collection[TopicPart
 
 
 def without_partitions(request: Request, partitions: Collection[TopicPartition]) -> Request:
-    """The request without the partitions that fail, so that it does not wait for them."""
+    """The request without the partitions that fail; a Fetch does not wait for records."""
 
     def kept_partition_rows(topic: Message) -> list[Any]:
         return [row for row in topic.partitions if TopicPartition(topic.name, partition_number(row)) not in partitions]
@@ -185,7 +185,7 @@ def without_partitions(request: Request, partitions: Collection[TopicPartition])
 
 
 def merge_failures(response: Message, failures: Message) -> Message:
-    """The broker's response in which the partitions that fail are replaced, or topics of an API without partitions.
+    """The broker's response with the failures in place of its partitions, or of its topics if they have no partitions.
 
     A partition that fails with DUPLICATE_SEQUENCE_NUMBER keeps the offset of the broker's response.
     """

@@ -6,10 +6,10 @@
     Stable --join of the leader--> PreparingRebalance
     PreparingRebalance --no member left--> Empty
 
-A join is answered when every member has joined, or when the slowest member's rebalance timeout has passed. Dynamic
-members that have not joined by then are removed. Static members remain (KIP-345). A sync is answered when the leader
-has sent the assignment. A member that sends no sync within the slowest member's rebalance timeout is removed. A member
-that sends nothing for its session timeout is removed, unless it waits for the response to its join.
+In a rebalance, a join is answered when every member has joined, or when the slowest member's rebalance timeout has
+passed. Dynamic members that have not joined by then are removed. Static members remain (KIP-345). A sync is answered
+when the leader has sent the assignment. A member that sends no sync within the slowest member's rebalance timeout is
+removed. A member that sends nothing for its session timeout is removed, unless it waits for the response to its join.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from penstock.shared.testing.fake_broker.timers import Timer, Timers
 
 MEMBER_ID_REQUIRED_SINCE = 4
-"""From this version on, a member joins with the id that it received in the response to its first try (KIP-394)."""
+"""From this version of JoinGroup on, a new dynamic member first receives its id, and joins again with it (KIP-394)."""
 
 
 SKIP_REPORTED_SINCE = 9
-"""From this version on, a static leader that returns gets `skip_assignment` (KIP-814). Before, the response names its
-old member id as the leader, so that it assigns nothing."""
+"""From this version of JoinGroup on, a static leader that returns gets `skip_assignment` (KIP-814). Before, the
+response names its old member id as the leader, so that it assigns nothing."""
 PROTOCOL_NAMED_SINCE = 5
 """From this version on, a member's sync names the group's protocol that the member knows (KIP-559)."""
 
@@ -93,7 +93,7 @@ class BrokerGroup:
         1. A member whose protocols the group does not share is rejected.
         2. A member with an id must be known. The id of a static member must be the one that its instance has now
            (KIP-345).
-        3. A new dynamic member receives its id with an error, and joins again with it (KIP-394).
+        3. From version 4 on, a new dynamic member receives its id with an error, and joins again with it (KIP-394).
         4. A new instance of a static member replaces the old one. If a stable group keeps its protocol, the current
            generation continues, even if the member's metadata has changed (KIP-345). Otherwise the group rebalances.
         """
@@ -375,7 +375,7 @@ class BrokerGroup:
             self._prepare_rebalance(now_ms)
 
     def _rebalance_timeout_ms(self) -> int:
-        """The longest of all members. At least 1: a timer that sets itself for the same moment runs without end."""
+        """The longest of all members, at least 1 ms: a timer that sets itself again must not be due at once."""
         return max([1, *(one.rebalance_timeout_ms for one in self.members.values())])
 
     def _set_deadline(self, at_ms: int, call: Callable[[int], None]) -> None:

@@ -120,7 +120,7 @@ def _check_batch(partition: Partition, topic: BrokerTopic, batch: BrokerBatch, r
 
 
 def _check_transaction(state: ClusterState, partition: Partition, batch: BrokerBatch, request: Request) -> None:
-    """Raise InvalidBatch if the batch of a Produce request is not in an open transaction of its producer."""
+    """Raise InvalidBatch if a transactional batch of a Produce request is in no open transaction of its producer."""
     if request.body.transactional_id is None:
         raise InvalidBatch(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "no transactional id")
     if partition.log.in_transaction(batch.producer_id):

@@ -187,7 +187,7 @@ def describe_configs(state: ClusterState, request: Request) -> Response:
 
 
 def _describe_configs(state: ClusterState, row: Message, *, synonyms: bool) -> Message:
-    """Synonyms contain only the topic's own config: Kafka adds the broker's as well, under other names."""
+    """Return a resource's configs. Their synonyms lack the broker's configs, which Kafka adds under other names."""
     found = Message(
         error_code=ErrorCode.NONE, resource_type=row.resource_type, resource_name=row.resource_name, configs=[]
     )

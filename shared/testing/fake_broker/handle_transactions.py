@@ -22,7 +22,7 @@ FENCED_REPORTED_SINCE = {
     Api.ADD_OFFSETS_TO_TXN: 2,
     Api.END_TXN: 2,
 }
-"""From this version on, a fenced producer receives PRODUCER_FENCED, before that INVALID_PRODUCER_EPOCH."""
+"""By API: from this version on, a fenced producer receives PRODUCER_FENCED, before that INVALID_PRODUCER_EPOCH."""
 
 
 def _error_code_of_version(request: Request, code: ErrorCode) -> ErrorCode:

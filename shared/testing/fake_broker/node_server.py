@@ -43,7 +43,7 @@ FRAME_BYTES_MAX = 100 * 1024 * 1024
 """Kafka's `socket.request.max.bytes`: a longer request closes the connection."""
 
 READ_AHEAD_BYTES = 4 * 1024 * 1024
-"""Buffered bytes of a connection at which the sender has to wait."""
+"""The `limit` of a connection's reader. With more than twice as many buffered bytes, the sender has to wait."""
 
 SASL_MECHANISMS = ["PLAIN"]
 BEFORE_SASL = (Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE)

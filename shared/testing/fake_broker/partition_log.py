@@ -43,7 +43,7 @@ class AbortedTransaction(NamedTuple):
 
 
 class TimedOffset(NamedTuple):
-    """A record found by time; -1 and -1 if there is none."""
+    """An offset found for ListOffsets, and its record's timestamp; either is -1 if there is none."""
 
     offset: int
     timestamp: int
@@ -154,7 +154,8 @@ class PartitionLog:
     def end_of_epoch(self, epoch: int, current: int) -> EpochEnd | None:
         """The largest epoch up to `epoch` that has a batch here or is `current`, and the offset at which it ends.
 
-        If there is none, the epoch is `epoch` itself. None if `epoch` is above `current`, the present leader epoch.
+        If there is none, it is `epoch`, which ends where the first batch begins. Returns None if `epoch` is above
+        `current`, the present leader epoch.
         """
         if epoch > current:
             return None
@@ -188,7 +189,7 @@ class PartitionLog:
                     self._open.setdefault(batch.producer_id, batch.base_offset)
 
     def bytes_from(self, offset: int, wanted: int, *, committed: bool) -> int:
-        """The number of bytes from `offset` on; the count stops at `wanted`."""
+        """The number of bytes from `offset` on; the count stops with the batch that reaches `wanted`."""
         end = self.last_stable_offset if committed else self.end_offset
         found = 0
         for at in range(bisect_left(self._lasts, offset), bisect_left(self._lasts, end)):

@@ -52,7 +52,7 @@ END: dict[tuple[TransactionState, bool], TransactionState] = {
     (TransactionState.COMPLETE_COMMIT, True): TransactionState.COMPLETE_COMMIT,
     (TransactionState.COMPLETE_ABORT, False): TransactionState.COMPLETE_ABORT,
 }
-"""The state and whether to commit, mapped to the state after EndTxn. Missing pairs are INVALID_TXN_STATE."""
+"""The state and whether to commit, mapped to the state after EndTxn. All other pairs are errors."""
 
 PREPARED: dict[TransactionState, TransactionState] = {
     TransactionState.PREPARE_COMMIT: TransactionState.COMPLETE_COMMIT,
