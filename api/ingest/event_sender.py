@@ -176,7 +176,7 @@ class EventSender:
             self.result.add_outcomes(flight.positions, outcomes)
 
     def _add_timeout(self, positions: list[int]) -> None:
-        """Add the outcomes of a batch that was not acknowledged in time."""
+        """Add KafkaTimeout to the result for each event of a batch that was not acknowledged in time."""
         message = f"not acknowledged within ack_timeout_ms={self._settings.ack_timeout_ms}; {MAYBE_STORED}"
         self._add_failure(positions, KafkaTimeout(message))
 

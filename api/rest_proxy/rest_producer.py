@@ -36,8 +36,9 @@ from penstock.shared.common.records import ProducerRecord, RecordMetadata
 class SentRecords(NamedTuple):
     """The records of one call of `RestProducer.send`. Some may have failed, and some may not be acknowledged yet.
 
-    `outcomes` has one entry for each record, in order. The entries at `indexes` are None: `deliveries` returns
-    these outcomes. `RestProducer.settle` waits for them until `deadline`, a time of the event loop's clock.
+    `outcomes` has one entry for each record, in order. An entry is None if the record's outcome is not known yet.
+    `indexes` has the positions of these records, and the result of `deliveries` has their outcomes.
+    `RestProducer.settle` waits for `deliveries` until `deadline`, a time of the event loop's clock.
     """
 
     outcomes: list[Outcome | None]

@@ -102,7 +102,7 @@ def v3_entry(body: bytes, topic: str, read_time: ReadTime, latest_ms: int) -> tu
 
 
 def id_of_invalid_entry(body: bytes) -> str:
-    """Return the id of an entry of a v3 batch that is otherwise invalid; empty if it has none."""
+    """Return the `id` of an invalid entry of a v3 batch. Returns "" if no text can be decoded as its `id`."""
     try:
         value = decode_json(body, dict[str, Any]).get("id", "")
     except InvalidJson:
@@ -144,8 +144,8 @@ class NotAnObject(ValueError):
 class RecordStreamSplitter:
     """Splits the chunks of a stream of records into JSON objects. An object may have `max_bytes` at most.
 
-    It stops at data between objects that is neither whitespace nor a comma, and at an object that is too long. The
-    objects before that are returned, however the stream is divided into chunks.
+    It sets `error` and stops at data between objects that is neither whitespace nor a comma, and at an object that is
+    too long. The objects before that are returned, however the stream is divided into chunks.
     """
 
     def __init__(self, max_bytes: int) -> None:

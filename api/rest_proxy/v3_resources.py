@@ -1,4 +1,4 @@
-"""The resources of Confluent REST Proxy v3: kind, metadata with self and resource name, and links to others."""
+"""Resources of Confluent REST Proxy v3. Each has a kind and metadata with its address; some have links to others."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class FoundWindows(TypedDict):
 
 
 class WindowsOfStore(FoundWindows):
-    """The response with the windows of one store. `is_cut` is true if more windows follow."""
+    """The response with the windows of one store. `is_cut` is true if more windows may follow."""
 
     store: of.Store
     is_cut: bool

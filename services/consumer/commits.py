@@ -49,9 +49,9 @@ class Commits(Protocol):
         """The number of finished records whose output is not written."""
 
     def settled(self, execution: Execution, outcome: Outcome) -> None:
-        """Take the outcome of an execution of an owned partition.
+        """Take the outcome of an execution whose partition is still owned.
 
-        The scheduler has taken it just before, without an await between.
+        The caller has passed the outcome to the scheduler's `settle` just before, without an await in between.
         """
 
     async def commit(self, partitions: Iterable[TopicPartition] | None = None, timeout_ms: float | None = None) -> bool:

@@ -1,9 +1,10 @@
 """The embedded broker's jars, class archive, server.properties and log4j configuration.
 
 One node is both broker and controller (KRaft). Replication factors are one, internal topics have few partitions, and
-memory is bounded, since the machine also runs everything else. All paths are relative to the data folder, which is the
-broker's working directory. An absolute path could contain a comma, which separates paths in `log.dirs`, or characters
-outside ASCII, which a JVM in the C locale cannot open.
+memory is bounded, since the machine also runs everything else. The paths that are set here in server.properties and the
+log4j configuration are relative to the data folder, which is the broker's working directory. An absolute path could
+contain a comma, which separates paths in `log.dirs`, or characters outside ASCII, which a JVM in the C locale cannot
+open.
 """
 
 from __future__ import annotations

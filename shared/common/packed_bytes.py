@@ -1,5 +1,7 @@
 """Byte strings as offsets and lengths in one buffer. A Python object is made only for a string that is accessed.
 
+An iteration accesses all strings at once.
+
 >>> packed = PackedBytes.of([b"ann", None, b"", b"bob"])
 >>> packed.offsets.tolist(), packed.lengths.tolist()
 ([0, 3, 3, 3], [3, -1, 0, 3])

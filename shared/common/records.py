@@ -42,7 +42,7 @@ OFFSET_METADATA_MAX_BYTES = 4_096
 def header_pairs(headers: AnyHeaders) -> Headers:
     """Convert a record's headers to pairs if they are a dict.
 
-    Pairs are returned unchanged, and so is an invalid value, which the check of the record rejects later.
+    Any other value is returned unchanged, also an invalid one. The check of the record comes later.
 
     >>> header_pairs({"trace": b"1"}), header_pairs((("trace", b"1"), ("trace", None)))
     ((('trace', b'1'),), (('trace', b'1'), ('trace', None)))

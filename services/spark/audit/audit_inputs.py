@@ -225,7 +225,7 @@ def covered_offsets(found: LakeTables, store: StoreSchema, source: TopicOffsets)
 
 
 def read_late_records(found: LakeTables, store: StoreSchema, earliest: Mapping[int, int]) -> DataFrame:
-    """Read the audit's input of late records: the store's, except those whose source record is gone."""
+    """Read the audit's late records: the store's in the lake, except those before the source's earliest offsets."""
     key = F.col("key").cast("binary") if store.key == "string" else F.col("key_bytes")
     missed = F.transform("missed", F.unix_millis)
     rows = found.late(store).select(

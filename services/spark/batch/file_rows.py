@@ -377,8 +377,8 @@ def require_all_fields(
 def clash(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> str:
     """Return a text for Parquet files whose columns cannot be merged.
 
-    It names the first column that has two types, and a file of each type. Another column may be the one that cannot be
-    merged.
+    It names the first column that is found with two types, and a file of each type. Another column may be the one that
+    cannot be merged. If no column is found, it names only the `files` setting.
     """
     seen: dict[str, tuple[DataType, str]] = {}
     for path in sorted(row.path for row in _list_files(spark, settings, options).select("path").collect()):

@@ -398,7 +398,10 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         return connection
 
     def connection_error(self, node_id: int | None, where: str) -> PenstockError:
-        """Return the error of the last attempt to connect to a node (None: to any)."""
+        """Return the error of the last failed attempt to connect to `node_id`, or to any node if `node_id` is None.
+
+        Returns BrokerNotAvailable if there is none. A successful attempt drops the error of its node.
+        """
         why = self._node_errors.get(node_id) if node_id is not None else next(iter(self._node_errors.values()), None)
         if why is None:
             return BrokerNotAvailable(f"{where}: not connected")

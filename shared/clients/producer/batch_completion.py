@@ -2,7 +2,7 @@
 
 A response completes a batch, fails it, splits it, or puts it back into its partition's queue with a backoff of its
 own. After `delivery_timeout_ms` a batch fails in any state. The memory of a batch is released when nothing can read it
-any more. For a batch in flight that is the end of its request.
+any more. If a batch fails in flight, that is the end of its request.
 """
 
 from __future__ import annotations

@@ -126,7 +126,10 @@ class _FetchedBatch:
 
 @cache
 def compile_decoding() -> None:
-    """Compile the kernel of `CompletedFetch`, or load it from the cache. Does nothing later, or without numba."""
+    """Compile the kernel of `CompletedFetch`, or load it from the cache.
+
+    Calls after the first one do nothing. Without numba, no call does anything.
+    """
     if IS_COMPILED:
         from penstock.shared.clients.protocol import decoding_kernel
 
@@ -440,7 +443,11 @@ class _Part(NamedTuple):
 
 
 class _PackedFetch:
-    """A completed fetch's records as positions in a buffer, decoded by the kernel: consecutive batches in one call."""
+    """The records of a completed fetch as positions in buffers.
+
+    One call of the kernel decodes consecutive batches that are all compressed or all uncompressed. aiokafka's reader
+    decodes the batches that the kernel does not.
+    """
 
     def __init__(self, data: bytes | memoryview, start: int) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""The wait of a source task between two reads. Each poll waits for a part of it."""
+"""The wait of a source task between two reads. Each poll waits for at most POLL_WAIT_MAX_MS of it."""
 
 from __future__ import annotations
 

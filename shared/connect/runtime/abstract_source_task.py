@@ -247,8 +247,8 @@ class AbstractWorkerSourceTask(WorkerTask):
         self._changed.clear()
 
     async def _poll_source_task(self) -> list[SourceRecord]:
-        """Return the next batch. It is empty if there are no records, `poll` raised RetriableError, or the task is to
-        end."""
+        """Return the next batch. It is empty if `poll` returned no records or raised RetriableError, or if a stop of
+        the task ended the call."""
         started_ms = self._clock.monotonic_ms()
         poll = asyncio.ensure_future(self._call_task(self.task.poll))
         changed: asyncio.Future[Any] | None = None

@@ -36,7 +36,7 @@ RETRIES_DELAY_SHIFT_MAX = 40
 CHECK_MS = 100
 """How often a wait checks whether the task is to stop or pause."""
 LOG_MS = 10_000
-"""How often the log reports that a conversion is still being retried."""
+"""The log reports at most this often that a conversion is still being retried."""
 
 
 class Stage(Enum):
@@ -181,7 +181,7 @@ class RetryWaits:
         self.since_ms = None
 
     def failed(self, what: str, error: Exception, now_ms: int) -> None:
-        """Log that the operation will be tried again: the first time and every `LOG_MS`."""
+        """Log that the operation will be tried again: the first time, and then at most every `LOG_MS`."""
         if self._logged_ms is None or now_ms - self._logged_ms >= LOG_MS:
             self._logged_ms = now_ms
             for_ms = 0 if self.since_ms is None else now_ms - self.since_ms

@@ -455,7 +455,7 @@ class StreamTask:
 
     @property
     def needs_commit(self) -> bool:
-        """Whether there is work that no successful commit contains yet. A failure sets this to False."""
+        """Whether there is work that no successful commit contains yet. False for a failed task (`failed`)."""
         # A grid that no commit contains would begin again after a restart.
         return self._uncommitted or self._committing or (self.schedules.has_new_grid and self.failed is None)
 
@@ -466,7 +466,7 @@ class StreamTask:
 
     @property
     def is_committing(self) -> bool:
-        """Whether a commit was prepared and is not known to have succeeded. A failure sets this to False."""
+        """Whether a commit was prepared and is not known to have succeeded. False for a failed task (`failed`)."""
         return self._committing
 
     def prepare_commit(self, now_ms: int) -> TaskCommit:

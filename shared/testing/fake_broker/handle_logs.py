@@ -52,7 +52,7 @@ def _node_endpoints(state: ClusterState, topics: list[Message]) -> list[Message]
 
 
 def produce(state: ClusterState, request: Request) -> Response:
-    """Handle Produce: append the batch of each partition, and return positions and errors.
+    """Handle Produce: append the batch of each partition, and return base offsets and errors.
 
     With acks=0 there is no response; an error closes the connection.
     """

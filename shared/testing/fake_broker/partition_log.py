@@ -170,7 +170,7 @@ class PartitionLog:
         """Remove each batch whose last offset is `end` or later.
 
         The state of producers and transactions is rebuilt from the remaining batches. So a removed batch can be
-        appended again, and a transaction whose marker was removed is open again.
+        appended again, and a transaction is open again if its marker was removed and a batch of it remains.
         """
         kept = bisect_left(self._lasts, end)
         self.size_bytes -= sum(len(batch.data) for batch in self.batches[kept:])

@@ -203,9 +203,9 @@ INTEGER_BYTES = {"int2": 2, "int4": 4, "int8": 8}
 
 
 def encode_integer(size: int, value: Any) -> bytes:
-    """Return the value of an integer column in Postgres's binary form.
+    """Return a value for an integer column as bytes, in Postgres's binary form.
 
-    Raises DataError if it is not a whole number, or out of range. The driver's own encoder truncates fractions.
+    Raises DataError if the value is not a whole number, or out of range. The driver's own encoder truncates fractions.
     """
     if type(value) is not int:
         if not isinstance(value, float | Decimal) or not math.isfinite(value) or value != int(value):
