@@ -27,6 +27,7 @@ from penstock.shared.connect.runtime.states import ConnectorTaskId
 from tests import virtual_time
 from tests.integration.connect.postgres import is_installed, server
 from tests.shared.connect.connectors import sink_context
+from tests.shared.connect.connectors.sink_context import A, B
 from tests.shared.connect.harness import TP, Running, running
 
 asyncpg = pytest.importorskip("asyncpg")
@@ -276,6 +277,16 @@ async def test_exactly_once_writes_each_record_once(url: str, db: Any) -> None:
         assert await rows_of(db, "SELECT count(*)::int FROM t") == [(101,)]
 
 
+@contextlib.asynccontextmanager
+async def commit_without_response(connection: Any, *, keep: bool = True) -> AsyncIterator[None]:
+    """A transaction that is committed, or rolled back if `keep` is False. The connection breaks if it is committed."""
+    async with transaction(connection, keep=keep):
+        yield
+    if keep:
+        connection.terminate()
+        raise ConnectionResetError
+
+
 async def test_a_commit_without_a_response_is_not_of_another_task(
     url: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,21 +298,51 @@ async def test_a_commit_without_a_response_is_not_of_another_task(
     await task.open(frozenset({TP}))
     given = [SinkRecord("t", 0, None, None, None, {"n": n}, kafka_offset=n) for n in range(4)]
 
-    @contextlib.asynccontextmanager
-    async def unanswered(connection: Any, *, keep: bool = True) -> AsyncIterator[None]:
-        async with transaction(connection, keep=keep):
-            yield
-        connection.terminate()
-        raise ConnectionResetError
-
     with monkeypatch.context() as patch:
-        patch.setattr(sink, "transaction", unanswered)
+        patch.setattr(sink, "transaction", commit_without_response)
         with pytest.raises(RetriableError):
             await task.put(given)
     assert await rows_of(db, "SELECT n FROM t ORDER BY n") == [(0,), (1,)]
     await task.put(given)
     assert await rows_of(db, "SELECT n FROM t ORDER BY n") == [(n,) for n in range(4)]
     await task.stop()
+
+
+async def test_an_invalid_record_keeps_the_ends_of_a_commit_without_a_response(
+    url: str, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the connection breaks after Postgres has committed, the retry may try the rows of some partitions alone, to
+    find an invalid record. The commit's rows of the other partitions are skipped too.
+    """
+    await db.execute("CREATE TABLE t (p int, n int)")
+    task = PostgresSinkTask()
+    task.context = sink_context.Context(reporter := sink_context.Reporter())
+    await task.start({"name": "c", "connection.url": url, "exactly.once": "true"})
+    await task.open(frozenset({A, B}))
+    given = [sink_context.record(A, 0), sink_context.record(B, 0), sink_context.record(B, 1, None)]
+    with monkeypatch.context() as patch:
+        patch.setattr(sink, "transaction", commit_without_response)
+        with pytest.raises(RetriableError):
+            await task.put(given)
+    assert await rows_of(db, "SELECT p, n FROM t ORDER BY p") == [(0, 0), (1, 0)]
+    await task.put([*given, sink_context.record(B, 2)])
+    assert await rows_of(db, "SELECT p, n FROM t ORDER BY p, n") == [(0, 0), (1, 0), (1, 2)]
+    assert reporter.reported == [(B, 1)]
+    await task.stop()
+
+
+async def test_a_commit_advances_only_the_partitions_of_its_transaction(db: Any) -> None:
+    """After a transaction of two partitions was rolled back, each partition can be written in its own transaction."""
+    offsets = OffsetTable("offsets", "c")
+    await offsets.open(db, [A, B])
+    given = [sink_context.record(A, 0), sink_context.record(B, 0)]
+    async with transaction(db, keep=False):
+        assert await offsets.advance(db, given) == given
+    for record in given:
+        async with transaction(db):
+            assert await offsets.advance(db, [record]) == [record]
+        offsets.committed([record])
+    assert await rows_of(db, "SELECT next_offset FROM offsets") == [(1,), (1,)]
 
 
 async def test_offsets_in_the_database_are_altered_with_the_groups(url: str, db: Any) -> None:

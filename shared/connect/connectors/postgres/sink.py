@@ -321,7 +321,7 @@ class PostgresSinkTask(SinkTask):
                 await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         if keep:
             if self._offsets is not None:
-                self._offsets.committed()
+                self._offsets.committed(records)
             self._note_written_offsets(records)
 
     def _uses_staging_table(self, group: RowsToWrite) -> bool:

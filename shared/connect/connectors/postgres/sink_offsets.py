@@ -40,7 +40,8 @@ class OffsetTable:
         self._connector = connector
         self._known: dict[TopicPartition, int] = {}
         self._written: dict[TopicPartition, int] = {}
-        """The ends of the last transaction, until it is known to be committed. It may have been rolled back."""
+        """The end of each partition's last transaction, until it is known to be committed. It may have been rolled
+        back."""
         self._begun: dict[TopicPartition, int] = {}
 
     def __repr__(self) -> str:
@@ -71,6 +72,7 @@ class OffsetTable:
     def close(self, partitions: Iterable[TopicPartition]) -> None:
         for tp in partitions:
             self._known.pop(tp, None)
+            self._written.pop(tp, None)
             self._begun.pop(tp, None)
 
     async def _read_next_offset(self, connection: Any, tp: TopicPartition, lock: str) -> int:
@@ -86,7 +88,8 @@ class OffsetTable:
         before.
 
         Raises ConnectError if another task has changed a partition's row to an offset that is not the end of this
-        task's last transaction. Also raises it if a record's offset shows that its topic was deleted and created again.
+        task's last transaction of the partition. Also raises it if a record's offset shows that its topic was deleted
+        and created again.
         """
         ends: dict[TopicPartition, int] = {}
         for record in records:
@@ -114,13 +117,14 @@ class OffsetTable:
                     "WHERE connector=$1 AND topic=$2 AND kafka_partition=$3",
                     self._connector, tp.topic, tp.partition, ends[tp],
                 )  # fmt: skip
-        self._written = {tp: max(end, self._known[tp]) for tp, end in ends.items()}
+        # The ends of other partitions stay: it may still be unknown whether their last transaction was committed.
+        self._written |= {tp: max(end, self._known[tp]) for tp, end in ends.items()}
         return [record for record in records if record.kafka_offset >= self._known[record.original_tp]]
 
-    def committed(self) -> None:
-        """Note that the transaction of `advance` is committed."""
-        self._known.update(self._written)
-        self._written = {}
+    def committed(self, records: list[SinkRecord]) -> None:
+        """Note that the transaction is committed in which `advance` was called with these records."""
+        for tp in {record.original_tp for record in records}:
+            self._known[tp] = self._written.pop(tp)
 
     def settled(self) -> None:
         """Note that all delivered records are written and are not delivered again."""
