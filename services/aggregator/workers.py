@@ -118,8 +118,10 @@ class WorkerSlot:
 
     async def check(self) -> CheckResult:
         """Return the worker's own health as one check."""
+        if self.process is None:
+            return CheckResult(False, "starting", {"restarts": 0})
         facts: dict[str, Any] = {"restarts": self.starts - 1}
-        if self.process is None or self.process.returncode is not None:
+        if self.process.returncode is not None:
             return CheckResult(False, "has ended; it is restarted after a pause", facts)
         try:
             body = decode_json((await self._client.get("/health", timeout=CHECK_MS / 1000)).content)

@@ -87,7 +87,7 @@ def test_settings_of_a_worker() -> None:
 
 async def test_a_workers_health_is_one_check(tmp_path: Path) -> None:
     """A worker's check is ok or has its reasons, with process id, partitions and restarts; it
-    fails if the worker ended or does not respond.
+    fails before the worker's first start, and if the worker ended or does not respond.
     """
     for is_well, detail in ((True, "restoring"), (False, "tasks: restoring")):
         worker = WorkerSlot(1, tmp_path, {}, FORWARD_MS)
@@ -96,7 +96,7 @@ async def test_a_workers_health_is_one_check(tmp_path: Path) -> None:
             facts = {"restarts": 0, "pid": 42, "partitions_running": 1}
             assert await worker.check() == CheckResult(is_well, detail, facts)
     worker = WorkerSlot(1, tmp_path, {}, FORWARD_MS)
-    assert (await worker.check()).ok is False
+    assert await worker.check() == CheckResult(False, "starting", {"restarts": 0})
     await worker.start(FOREVER, 1_000)
     assert "does not answer: ConnectError" in (await worker.check()).detail
     assert await worker.metrics() is None
