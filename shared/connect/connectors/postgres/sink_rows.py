@@ -1,5 +1,5 @@
-"""Converts records to rows: table, columns and key. Consecutive writes of one table with the same columns form a group,
-and so do deletes.
+"""Converts records to rows: table, columns and key. Consecutive writes of one table with the same columns and the same
+primary key columns form a group, and so do deletes.
 
 If rows of a group have the same key, only the latest one is upserted, updated or deleted. Inserts keep all rows.
 
@@ -63,7 +63,8 @@ class RowSettings:
 
 @dataclass
 class RowsToWrite:
-    """Consecutive rows of one table that the Postgres sink writes or deletes. All have the same columns.
+    """Consecutive rows of one table that the Postgres sink writes or deletes. All have the same columns and the same
+    primary key columns.
 
     For deletes the columns are those of the key.
     """
@@ -122,7 +123,11 @@ class RowBuilder:
         for record in records:
             row = self._row_of_record(record)
             table = self._settings.table(record.topic)
-            if last is None or last.names != row.columns or last.table != table or last.deletes is not row.is_delete:
+            if (
+                last is None
+                or (last.names, last.key, last.table) != (row.columns, row.key, table)
+                or last.deletes is not row.is_delete
+            ):
                 last = RowsToWrite(
                     table, row.columns, row.key, self._column_types(record, row.columns), deletes=row.is_delete
                 )

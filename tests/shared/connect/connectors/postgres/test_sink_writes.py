@@ -46,6 +46,19 @@ def test_rows_are_grouped_by_columns() -> None:
     ]
 
 
+def test_rows_are_grouped_by_primary_key() -> None:
+    """Rows with the same columns but different primary key columns form separate groups. So each row is written by its
+    own key.
+    """
+    by_key = RowBuilder(RowSettings(mode="upsert", pk_mode="record_key"))
+    pairs = [({"a": 1}, {"b": 2, "c": 5}), ({"a": 1, "b": 3}, {"c": 6})]
+    groups = by_key.build([SinkRecord("t", 0, None, key, None, value, kafka_offset=0) for key, value in pairs])
+    assert [(group.key, group.names, group.latest()) for group in groups] == [
+        (("a",), ("a", "b", "c"), [(1, 2, 5)]),
+        (("a", "b"), ("a", "b", "c"), [(1, 3, 6)]),
+    ]
+
+
 def test_a_column_has_the_type_of_its_first_value_that_is_not_null() -> None:
     """A column's type is that of its first value that is not null; a column of nulls has no type."""
     (group,) = build({"a": None, "b": None}, {"a": None, "b": 1.5}, {"a": None, "b": 2})
