@@ -209,7 +209,7 @@ class NodeServer:
             handled_request = request if action.handled else without_partitions(request, action.partitions or ())
             response = await self._handle_request(handled_request, authenticate)
         if request.api is Api.PRODUCE and request.body.acks == 0:
-            if action.partitions is None:
+            if failures.topics:
                 raise HangUp
             return None
         return failures if response is None or not hasattr(response, "topics") else merge_failures(response, failures)

@@ -278,6 +278,16 @@ async def test_an_error_with_acks_zero_closes_the_connection(wire: Wire) -> None
     assert await wire.is_closed()
 
 
+async def test_a_failed_partition_with_acks_zero_closes_the_connection(cluster: FakeCluster, wire: Wire) -> None:
+    """With acks 0 a failure of a partition of the request closes the connection; that of another partition does not."""
+    cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS, [TopicPartition("t", 0)]))
+    wire.send_records(1, acks=0)
+    assert (await wire.request(Api.METADATA)).brokers
+    assert cluster.end_offset("t", 1) == 1
+    wire.send_records(0, acks=0)
+    assert await wire.is_closed()
+
+
 async def test_a_response_can_be_replaced(cluster: FakeCluster, wire: Wire) -> None:
     """A test's own body is sent as the response, with defaults."""
     cluster.control(Api.METADATA, Respond(Message(cluster_id="mine", controller_id=9)), times=1)
