@@ -270,6 +270,9 @@ class GuardedHttp(HttpToolsProtocol):
 
     def _too_large(self, segment: bytes) -> Problem:
         """Return 414 if the request line alone is too long, else 431."""
+        if self._reading is Reading.START:
+            # The parser skips empty lines before a request line.
+            segment = segment.lstrip(b"\r\n")
         line_end = segment.find(b"\n")
         line_bytes = self._head_bytes + (len(segment) if line_end < 0 else line_end)
         if self._in_request_line and line_bytes > self.max_head_bytes:

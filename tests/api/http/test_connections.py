@@ -351,6 +351,15 @@ async def test_a_request_line_over_the_limit_is_a_414(cut: int) -> None:
                 assert (status, json.loads(body)["error_code"]) == (431, 431)
 
 
+async def test_empty_lines_before_a_request_are_not_its_request_line() -> None:
+    """A request line over the limit is a 414 also after empty lines, and header fields over the limit are a 431."""
+    async with serving(Site()) as site:
+        for request, expected in ((b"GET /ok?" + b"q" * HEAD_BYTES_MIN, 414), (head_of(HEAD_BYTES_MIN + 1), 431)):
+            async with Client.to(site) as client:
+                await client.send(b"\r\n" + request)
+                assert (await client.response())[0] == expected
+
+
 async def test_header_fields_are_counted() -> None:
     """More header fields than the limit are a 431."""
     async with serving(Site()) as site, Client.to(site) as client:
