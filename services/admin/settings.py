@@ -19,7 +19,8 @@ def _http_url(url: str) -> str:
         _ = parts.port
     except ValueError as e:
         raise ValueError(f"must be an http:// or https:// address: {e}") from None
-    return url.rstrip("/")
+    # `urlsplit` removes line ends, as at the end of a file.
+    return parts.geturl().rstrip("/")
 
 
 class AdminServiceSettings(GuardedSettings):

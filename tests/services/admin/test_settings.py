@@ -20,6 +20,11 @@ def test_services_are_addresses_by_name() -> None:
     assert load(PENSTOCK_SERVICES='{"p": "http://p"}').services == {"p": "http://p"}
 
 
+def test_a_line_end_after_an_address_is_removed() -> None:
+    """A line end, as at the end of a file, does not become part of the address."""
+    assert load(PENSTOCK_SERVICES__PRODUCER="http://producer:8080/\n").services == {"producer": "http://producer:8080"}
+
+
 @pytest.mark.parametrize("url", ["producer:8080", "ftp://producer", "http://", "file:///etc/passwd", "http://a:8O83"])
 def test_an_invalid_address_is_rejected(url: str) -> None:
     """An invalid address is a ConfigError that names the service."""
