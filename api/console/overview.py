@@ -508,7 +508,8 @@ def restore_estimate_s(tasks: Sequence[Mapping[str, Any]], services: Sequence[Se
         if task.get("restore_ms") is not None
     ]
     checks = [service.checks.get("compaction") or {} for service in services]
-    changelog_records = [check["changelog_records"] for check in checks if check.get("changelog_records") is not None]
+    counts = [check.get("changelog_records") for check in checks]
+    changelog_records = [count for count in counts if isinstance(count, int)]
     if not restores or not changelog_records:
         return None
     large = [(ms, restored) for ms, restored in restores if restored >= RESTORE_RATE_RECORDS_MIN]

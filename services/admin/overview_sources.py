@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from penstock.api.admin.routes import AdminClient
 from penstock.api.console.overview import GroupSample, KafkaSample, ServiceSample
 from penstock.api.http.health import Check, CheckResult, describe_failing_checks, health_body, run_checks
+from penstock.api.streams.task_views import StreamsState
 from penstock.shared.clients.admin.types import DEAD
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import GroupNotFound, PenstockError
@@ -27,6 +28,8 @@ WITHOUT_MEMBERS = ("Empty", DEAD)
 
 KAFKA_TIMEOUT_MS = 3_000
 LATENCY = "penstock_ingest_request_seconds_bucket"
+TOTAL_MAX = 2.0**53
+"""The largest sum of a metric in the overview: floats count exactly up to it."""
 HEALTHY_STATUSES = ("ok", "healthy")
 """The `status` in `/health` of a healthy service: `ok` of Penstock's services, `healthy` of Kafka Connect."""
 
@@ -72,7 +75,7 @@ class HttpSource:
             status = "ok" if body["status"] in HEALTHY_STATUSES else str(body["status"])
             totals = sum_metrics((await self._client.get(f"{self._url}/metrics")).text)
             streams = await self._client.get(f"{self._url}/v1/streams")
-            state = decode_json(streams.content) if streams.status_code == httpx.codes.OK else None
+            state = decode_json(streams.content, StreamsState) if streams.status_code == httpx.codes.OK else None
             return ServiceSample(
                 name=self.name,
                 url=self._url,
@@ -82,7 +85,8 @@ class HttpSource:
                 metrics=totals,
                 streams=state,
             )
-        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as e:
+        except Exception as e:
+            # The address may be that of any server, and Prometheus' parser raises many errors for malformed text.
             return ServiceSample(self.name, self._url, "unreachable", f"{type(e).__name__}: {e}".rstrip(": "))
 
 
@@ -158,7 +162,8 @@ def sum_metrics(text: str) -> dict[str, float]:
     """Sum the samples of Prometheus' text format over their labels, by sample name.
 
     Only metrics of Penstock are returned. Buckets of histograms are left out, except those of the ingest latency: each
-    bucket has a sum of its own, under `sample name|upper bound`.
+    bucket has a sum of its own, under `sample name|upper bound`. Sums that are not finite or exceed TOTAL_MAX are left
+    out.
     """
     totals: dict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
@@ -167,7 +172,7 @@ def sum_metrics(text: str) -> dict[str, float]:
                 totals[f"{LATENCY}|{float(sample.labels['le'])}"] += sample.value
             elif sample.name.startswith("penstock_") and not sample.name.endswith("_bucket"):
                 totals[sample.name] += sample.value
-    return dict(totals)
+    return {name: total for name, total in totals.items() if abs(total) <= TOTAL_MAX}
 
 
 def checks_of(health: Mapping[str, Any]) -> dict[str, Any]:

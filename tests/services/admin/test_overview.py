@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.json import encode
 from prometheus_client import CollectorRegistry
 
 from penstock.api.console.overview import KafkaSample, ServiceSample
@@ -138,6 +139,64 @@ async def test_a_service_with_an_invalid_check_is_unreachable() -> None:
     sample = await source.sample()
     assert sample.status == "unreachable"
     assert "AttributeError" in sample.detail
+
+
+STORED = "penstock_ingest_stored_records_total"
+
+
+def service(**contents: bytes) -> httpx.AsyncClient:
+    """A service whose routes have these contents, or else valid ones."""
+    valid = {"health": b'{"status": "ok", "checks": {}}', "metrics": f"{STORED} 7\n".encode(), "streams": encode(STATE)}
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=(valid | contents)[request.url.path.rpartition("/")[2]])
+
+    return httpx.AsyncClient(transport=httpx.MockTransport(handle))
+
+
+@pytest.mark.parametrize(
+    ("url", "contents"),
+    [
+        ("http://p\n", {}),
+        ("http://p", {"metrics": b'a{x="1", ="y"} 1\n'}),
+        ("http://p", {"metrics": STORED.encode() + b" " + b"9" * 400 + b"\n"}),
+        ("http://p", {"streams": b"[]"}),
+        ("http://p", {"streams": encode({**STATE, "tasks": [{**STATE["tasks"][0], "late_records": "many"}]})}),
+        ("http://p", {"streams": encode({**STATE, "tasks": [{"partition": None}]})}),
+    ],
+)
+async def test_an_invalid_service_is_unreachable_beside_the_others(url: str, contents: dict[str, bytes]) -> None:
+    """A service with an invalid address or response is unreachable in the overview, with the reason. The other
+    services are shown.
+    """
+    sources = [HttpSource("invalid", url, service(**contents)), HttpSource("valid", "http://v", service())]
+    overview = await CachedOverview(sources, Kafka(), clock=Clock()).overview()  # type: ignore[arg-type]
+    assert [row["status"] for row in overview["services"]] == ["unreachable", "ok"]
+    assert overview["services"][0]["detail"]
+    assert overview["ingest"]["stored"] == 7
+    assert [task["partition"] for task in overview["streams"]["tasks"]] == [0]
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "1e300"])
+async def test_a_metric_that_counts_nothing_is_unknown(value: str) -> None:
+    """A service whose metric is not finite, or too large for a count, is shown without this metric."""
+    sources = [
+        HttpSource("odd", "http://o", service(metrics=f"{STORED} {value}\n".encode())),
+        HttpSource("valid", "http://v", service()),
+    ]
+    overview = await CachedOverview(sources, Kafka(), clock=Clock()).overview()  # type: ignore[arg-type]
+    assert [row["status"] for row in overview["services"]] == ["ok", "ok"]
+    assert overview["ingest"]["stored"] == 7
+
+
+async def test_a_check_without_a_count_of_changelog_records_has_no_estimate() -> None:
+    """The duration of a restore is unknown if the compaction check has no number of changelog records."""
+    tasks = [{**STATE["tasks"][0], "restore_ms": 5}]
+    health = {"status": "ok", "checks": {"compaction": {"status": "ok", "changelog_records": "many"}}}
+    source = HttpSource("a", "http://a", service(health=encode(health), streams=encode({**STATE, "tasks": tasks})))
+    overview = await CachedOverview([source], Kafka(), clock=Clock()).overview()  # type: ignore[arg-type]
+    assert [row["status"] for row in overview["services"]] == ["ok"]
+    assert overview["streams"]["restore_estimate_s"] is None
 
 
 async def test_a_part_of_this_process_is_read_without_http() -> None:
