@@ -14,7 +14,6 @@ from penstock.api.console.overview import Overview, OverviewBuilder
 from penstock.services.admin.overview_sources import KafkaSource, Source
 from penstock.services.kafka_daemon import KafkaHttpDaemon
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
-from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
@@ -68,8 +67,9 @@ class CachedOverview:
         while True:
             try:
                 await self.overview()
-            except PenstockError as e:
-                log.warning("the overview could not be built", reason=str(e))
+            except Exception:
+                # The service has other work, so a defect of the overview does not end it.
+                log.exception("the overview could not be built")
             await asyncio.sleep(SAMPLE_INTERVAL_MS / 1000)
 
     async def _sample_overview(self) -> Overview:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from penstock.api.http.app import create_health_app
 from penstock.api.http.health import CheckResult
 from penstock.api.streams.routes import streams_router
 from penstock.api.streams.task_views import StreamsState
-from penstock.services.admin.cached_overview import CachedOverview
+from penstock.services.admin.cached_overview import SAMPLE_INTERVAL_MS, CachedOverview
 from penstock.services.admin.overview_sources import (
     GROUPS_MAX,
     HttpSource,
@@ -31,6 +32,7 @@ from penstock.shared.common.errors import BrokerNotAvailable, GroupNotFound
 from tests.api.admin.test_administration import MemoryAdmin
 from tests.api.streams.test_queries import STATE
 from tests.integration.certificates import serving_with_trust
+from tests.virtual_time import run
 
 
 class View:
@@ -331,3 +333,29 @@ async def test_an_invalidated_overview_is_built_again() -> None:
     await overview.overview()
     await overview.overview()
     assert source.requests == 3
+
+
+class Defective:
+    """A source whose first sample fails by a defect."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    async def sample(self) -> ServiceSample:
+        self.requests += 1
+        if self.requests == 1:
+            raise ZeroDivisionError
+        return ServiceSample("p", "", "ok")
+
+
+def test_an_overview_that_cannot_be_built_is_built_at_the_next_interval() -> None:
+    """An unexpected error while an overview is built does not end the service: the next interval builds it again."""
+    overview = CachedOverview([Defective()], Kafka(), clock=Clock())  # type: ignore[arg-type]
+
+    async def run_two_intervals() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.5 * SAMPLE_INTERVAL_MS / 1000):
+                await overview.run()
+
+    run(run_two_intervals())
+    assert len(overview.history()) == 1
