@@ -14,7 +14,7 @@ class ExitStatus(IntEnum):
     FAILED = 1
     """An error, or a check that failed."""
     WRONG_SETTING = 2
-    """An argument or setting is invalid, or what it names cannot be used. `keep_running` restarts no such process."""
+    """An argument or setting is invalid, or what it names cannot be used. `keep_running` does not restart it."""
     COMMIT_CONFLICT = 3
     """Of `penstock compact`: another job committed first, which is not an error."""
     INTERRUPTED = 130

@@ -49,7 +49,7 @@ class Link(TypedDict):
 
 
 class ConfigSynonymRow(TypedDict):
-    """A config, possibly the same one, from which a config may take its value."""
+    """One of the configs from which a config may take its value. The config itself may be among them."""
 
     name: of.ConfigName
     value: ConfigValue | None

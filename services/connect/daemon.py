@@ -148,7 +148,7 @@ class ConnectDaemon:
         try:
             return await step
         except (PenstockError, ExceptionGroup) as e:
-            # Not `except*`: what it raises is an ExceptionGroup in the first releases of Python 3.11.
+            # Not `except*`: before Python 3.11.4, an error raised in it is wrapped in an ExceptionGroup (gh-103590).
             error = next((one for one in leaf_exceptions(e) if isinstance(one, PenstockError)), None)
             if error is None:
                 raise

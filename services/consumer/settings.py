@@ -40,7 +40,7 @@ Consumers with `read_committed` see output once its transaction is committed, so
 transaction of a dead process hides later records until its timeout.
 """
 UNCOMPRESSED_BYTES_MAX = 32 * 1024 * 1024
-"""An uncompressed dead letter may have at least this size, if `buffer_memory` allows it.
+"""The lower bound of the producer's limit for an uncompressed dead letter, if `buffer_memory` allows it.
 
 The broker enforces the topic's limit for the compressed one.
 """

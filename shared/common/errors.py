@@ -37,7 +37,7 @@ class AbortableError(PenstockError):
 
 
 class FatalError(PenstockError):
-    """The client or task that raised it cannot continue, unless the error is `abortable`. Make a new one."""
+    """The client or task that raised it cannot continue: make a new one. If it is `abortable`, an abort is enough."""
 
 
 class ConfigError(PenstockError):

@@ -220,7 +220,7 @@ def _open_folder(folder: Path, below: Sequence[str], *, make: bool) -> int:
     With `make`, missing folders are created. Raises OSError if a folder of `below` is a link.
     """
     if make:
-        # The missing folders, which may begin above the allowed one, are all made and synced below.
+        # The loop makes and syncs each missing folder: also the allowed folder itself, and folders above it.
         existing = next(one for one in (folder, *folder.parents) if one.exists())
         below = (*folder.relative_to(existing).parts, *below)
         folder = existing

@@ -308,7 +308,9 @@ def timestamp_from_ms(ms: int) -> dt.datetime:
 
 
 def infer_schema(value: Any) -> Schema | None:
-    """Return the optional schema of a scalar, or None for null and other values. A Decimal must be finite.
+    """Return the optional schema of a scalar, or None for null and other values.
+
+    Raises ValueError for a Decimal that is not finite.
 
     >>> infer_schema(1.5).type
     <SchemaType.FLOAT64: 'double'>

@@ -151,7 +151,7 @@ class SinkTaskContext(Protocol):
     def resume(self, *partitions: TopicPartition) -> None: ...
 
     def timeout(self, timeout_ms: int) -> None:
-        """Set the maximum time until the next `put`, which after RetriableError is the redelivery. 0: the default."""
+        """Set the maximum time until the next `put`, which after RetriableError is the redelivery. 0 sets none."""
         ...
 
     def request_commit(self) -> None:

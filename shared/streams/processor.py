@@ -174,7 +174,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
         ...
 
     def count_missed(self, windows: int) -> None:
-        """Count so many more windows that records were too late for."""
+        """Add `windows` to the number of windows that records were too late for."""
         ...
 
     def count_skipped(self, reason: str, records: int = 1) -> None:

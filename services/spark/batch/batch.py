@@ -96,7 +96,7 @@ class BatchJob:
     """Runs batches of one application on a Spark session. `run()` may be called any number of times."""
 
     def __init__(self, spark: SparkSession, settings: BatchSettings, log: Log) -> None:
-        """Raises ConfigError for internal topics, for global tables, and for names that are invalid in the lake."""
+        """Raises ConfigError if the topology has internal topics, global tables, or names that the lake rejects."""
         self.spark = spark
         self.settings = settings
         self.log = log

@@ -73,6 +73,7 @@ CONVERSION_ERRORS = (CorruptRecord, pa.ArrowInvalid)
 
 class ChangelogRange(NamedTuple):
     """The range of one partition to read: from `first` up to `end` (exclusive).
+
     If no commit ends before `end`, the range is extended until a commit ends in it, at most to `latest`.
     """
 

@@ -97,9 +97,9 @@ def retry_waits(retry_backoff_ms: float, *, soon: bool = False) -> Callable[[Ret
 async def bootstrap(client: SocketClient, kafka_settings: KafkaSettings, log_after_ms: int = UNREACHED_LOG_MS) -> None:
     """Fetch the first metadata, with retries until `request_timeout_ms` has passed.
 
-    If there is no metadata after `log_after_ms`, the addresses and the reason are logged, but not for every client of
-    a process that waits for the same servers. Raises BrokerNotAvailable with the addresses. Raises AuthenticationFailed
-    as soon as a broker rejects the credentials.
+    If there is no metadata after `log_after_ms`, the addresses and the reason are logged: once for all clients of the
+    process that start together and wait for the same servers. Raises BrokerNotAvailable with the addresses. Raises
+    AuthenticationFailed as soon as a broker rejects the credentials.
     """
     servers = kafka_settings.bootstrap_servers
     deadline_ms = SYSTEM_CLOCK.monotonic_ms() + kafka_settings.request_timeout_ms

@@ -177,9 +177,9 @@ class ConsumedPositions:
     counts as processed. But if the current poll returned records of its partition, such a position counts as returned.
 
     A partition may be lost to another member before records that were handed out are committed. Its position is then
-    `forfeited`. Under `commit_strategy` `none` a revocation forfeits it too. Under the others it commits first.
-    An error reports a forfeited position once. It comes from the user's next commit of all positions, or from the next
-    poll unless `commit_strategy` is `none`.
+    `forfeited`. Under `commit_strategy` `none` a revocation forfeits it too. Under the others, a revocation
+    commits first. An error reports a forfeited position once. It comes from the user's next commit of all positions, or
+    from the next poll unless `commit_strategy` is `none`.
 
     Call `retain` when the consumer no longer reads some partitions.
 

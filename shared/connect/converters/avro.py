@@ -224,7 +224,7 @@ def change_to_avro(schema: Schema) -> Change | None:
         ]  # fmt: skip
     # fastavro would write a datetime without a time zone as local time.
     change = _timestamp_to_avro if schema.name == TIMESTAMP else _convert_nested_values(schema, change_to_avro)
-    # For a missing field, fastavro would write the default as it is in JSON, also bytes inside an array.
+    # For a missing field, fastavro would write the default as the JSON schema has it, where bytes are a text.
     of_fields = ((field.name, field.schema) for field in schema.fields)
     defaults = {name: of.default for name, of in of_fields if of.has_default and of.default is not None}
     if defaults:
@@ -295,7 +295,7 @@ def _is_of_branch(schema: Schema, value: Any) -> bool:
 
 
 def _union_value_to_branch(union: Schema, value: Any) -> Any:
-    """A union's value with the name of its branch, by which fastavro finds the branch. A fixed lacks the name."""
+    """A union's value with the name of its branch, by which fastavro finds the branch; of a fixed, the value alone."""
     if value is None:
         return None
     set_fields = [field for field in union.fields if value.get(field.name) is not None]

@@ -61,7 +61,10 @@ OF_LOGICAL = {name: logical for logical, name in LOGICAL_TYPES.items()}
 
 
 def to_avro(schema: Schema) -> Any:
-    """Return a Connect schema as Avro's JSON. Raises DataError if two different structs or enums have the same name."""
+    """Return a Connect schema as Avro's JSON.
+
+    Raises DataError if that is impossible: for example, two different structs or enums have the same name.
+    """
     return _Writing().whole(schema)
 
 

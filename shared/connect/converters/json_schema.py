@@ -328,7 +328,7 @@ class _JsonSchemaReader:
 def _has_any_content(json: dict[str, Any]) -> bool:
     """Whether an object may have any content. As a struct without fields it would lose the content."""
     others = json.get("additionalProperties", "properties" not in json)
-    # The schema {} is true of anything, as `true` is.
+    # The schema {} accepts anything, as the schema `true` does.
     return not json.get("properties") and (others is True or others == {})
 
 

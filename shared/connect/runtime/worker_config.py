@@ -160,7 +160,7 @@ class StandaloneConfig(WorkerConfig):
     """A standalone worker's settings. The constructor raises ConfigError if they are invalid."""
 
     def __init__(self, props: Mapping[str, str], resolve: ClassResolver | None = None) -> None:
-        """`resolve` finds a class by name. If it is given, a converter that it does not find raises ConfigError."""
+        """`resolve` returns the class for a name. If it is given, the converters must exist."""
         super().__init__(props, standalone_config(), resolve)
         if error := isolation_error(self[ISOLATION], self.values):
             raise ConfigError(error)

@@ -949,7 +949,10 @@ class WindowedTable(Generic[K]):
         return self._add_window_aggregate("on_close")
 
     def on_update(self) -> Stream[WindowKey[K], WindowResult[K] | None]:
-        """Forward windows' last results of a commit, and None for forwarded bounds of sessions that grew or merged."""
+        """Forward each changed window's last result at each commit.
+
+        Also forwards None for the old bounds of sessions that grew or merged, if a result with these was forwarded.
+        """
         return self._add_window_aggregate("on_update")
 
     def _add_window_aggregate(self, emit: Emit) -> Stream:

@@ -65,7 +65,7 @@ class DropDeletions(Processor):
 
 
 class _SameKeyContext:
-    """A context whose `forward` raises ConfigError if a record in `process` would change its key."""
+    """A context whose `forward` raises ConfigError, during `process`, for a key other than that of the given record."""
 
     def __init__(self, context: ProcessorContext) -> None:
         self._context = context

@@ -36,7 +36,7 @@ class RunningTask:
 
 
 class RestoringTaskDescription(TypedDict):
-    """A task that is being restored, as plain values. The progress is absent or None until it reads the changelog."""
+    """A restoring task, as plain values. The progress is absent or None until the restore reads the changelog."""
 
     partition: int
     state: Literal["restoring"]
