@@ -1,15 +1,17 @@
 """`penstock batch`: processes the records that the source topics hold now with a topology, on Spark.
 
-Steps of a batch:
+The first batch can process rows of files in place of the records of one source topic.
+
+Steps of a batch over topics:
 
 1. Stop with BatchRejected if the group has members, because the members own the partitions.
-2. Compact, so that tasks restore from the lake and the tables have the progress of each partition.
+2. Compact if there is a changelog, so that tasks restore from the lake and the tables have each partition's progress.
 3. Create the topics as a starting worker does, and choose the end offset of each partition.
 4. Run one Spark task for each partition that has records to read (see `batch_task`).
 5. Compact the changelog records that the tasks committed, in the same Spark session.
 
-The next batch continues where the previous one ended, whether that succeeded or failed. A batch without records to read
-runs no tasks.
+The next batch continues where the previous one ended, whether that succeeded or failed. A batch over topics without
+records to read runs no tasks.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def with_row_destination(numbers: Sequence[int]) -> Callable[[Iterator[Any]], It
 def _read_json_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
     """Return the rows of JSON files: one object for each line, unless the reader's options define another layout.
 
-    Without reader options, a column that comes from a folder's name is text, exactly as in that name.
+    Without reader options, a column that comes from a folder's name is text: `01` for `month=01`.
     """
     options = settings.reader_options
     files = settings.files_read

@@ -305,7 +305,7 @@ class KeyScheduler:
         return len(self._executions)
 
     def unfinished(self, partition: TopicPartition) -> int:
-        """Return the number of delivered records of the partition that are not finished."""
+        """Return how many records of the partition are queued or being handled."""
         return self._partitions[partition].unfinished
 
     def __repr__(self) -> str:

@@ -148,7 +148,8 @@ class AbstractWorkerSourceTask(WorkerTask):
 
     @abstractmethod
     async def _record_dropped(self, record: SourceRecord) -> None:
-        """Called when a transform dropped the record, or its conversion failed and the error is tolerated."""
+        """Called when a transform dropped the record, or when a transform or converter failed and the error is
+        tolerated."""
 
     @abstractmethod
     def _record_not_sent(self, token: object) -> None:

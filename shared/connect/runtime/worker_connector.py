@@ -1,7 +1,8 @@
 """A connector as the worker runs it. A separate asyncio task starts, pauses, resumes and stops it, one change at a
 time.
 
-A pause stops the connector, as a stop does, so that it no longer watches its system. A resume starts it again.
+A pause stops the connector, as a stop does, so that it no longer watches its system. A resume starts it again. Neither
+has an effect on a connector that has failed.
 """
 
 from __future__ import annotations

@@ -148,8 +148,9 @@ class OutputGuard:
     def reject(self, node: str, store: str | None, record: Record, error: Exception) -> None:
         """Drop an output that a node could not make because of `error`, as the error handlers decide.
 
-        `record` is the known part of the output. Raises `error` if the handler is `fail`, or if `error` is one of
-        NEVER_HANDLED. If no store has taken the current source record, raises `error` to reject that record instead.
+        `record` has what is known of the output, such as its key. Raises `error` if the handler is `fail`, or if
+        `error` is one of NEVER_HANDLED. If no store has taken the current source record, raises `error` to reject that
+        record instead.
         """
         if not self._is_record_kept() or isinstance(error, NEVER_HANDLED):
             raise error
