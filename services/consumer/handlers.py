@@ -101,15 +101,15 @@ class Handler:
 
 
 def records_in(name: str, returned: object) -> Records:
-    """Return the records in a handler's return value.
+    """Return the records in a handler's return value, with their headers as pairs.
 
     Raises TypeError if it mixes records with other values, which must be a mistake.
     """
     if isinstance(returned, ProducerRecord):
-        return (returned,)
+        return (returned.with_header_pairs(),)
     if not isinstance(returned, list | tuple):
         return ()
-    records = tuple(each for each in returned if isinstance(each, ProducerRecord))
+    records = tuple(each.with_header_pairs() for each in returned if isinstance(each, ProducerRecord))
     if records and len(records) < len(returned):
         kinds = sorted({type(each).__name__ for each in returned if not isinstance(each, ProducerRecord)})
         raise TypeError(f"{name} returned {', '.join(kinds)} among its records")

@@ -388,6 +388,19 @@ async def test_only_written_outputs_are_counted() -> None:
     assert bench.count("handler_failures") is None
 
 
+@pytest.mark.parametrize("several", [False, True])
+async def test_a_returned_record_may_have_its_headers_in_a_dict(several: bool) -> None:
+    """A handler returns records as `Producer.send_many` accepts them, and the headers are written as pairs."""
+    out = ProducerRecord("out", b"v", headers={"trace": b"1"})
+
+    async def handle(_: object) -> object:
+        return [out] if several else out
+
+    bench = Bench(handle, [b"a"])
+    await bench.turn()
+    assert [(record.topic, record.headers) for record in bench.dead_letters] == [("out", (("trace", b"1"),))]
+
+
 async def test_a_handler_that_returns_no_record_writes_nothing() -> None:
     """An empty list of records writes nothing, and the record is finished."""
 
