@@ -74,7 +74,10 @@ class BatchFenced(FatalError):
 
 
 class BatchReport(NamedTuple):
-    """The result of a batch: the number of `partitions` that it processed, and the sums of the tasks' counts."""
+    """The result of a batch: the number of `partitions` that it processed, and the sums of its tasks' counts.
+
+    A task that Spark retried counts only its last attempt. The commits before the first rows of files are not counted.
+    """
 
     partitions: int
     read: int

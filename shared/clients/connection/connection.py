@@ -73,8 +73,8 @@ def default_client_id() -> str:
 def retry_waits(retry_backoff_ms: float, *, soon: bool = False) -> Callable[[RetriableError], float]:
     """Return a function that maps each error of one call to the ms to wait before the retry (`Connection.retrying`).
 
-    `soon` is for a call that opens a transaction: the waits are short while the coordinator completes the last
-    transaction.
+    `soon` is for a call that opens a transaction. Its waits after ConcurrentTransactions are short, since the
+    coordinator is then completing the last transaction.
 
     >>> wait_after = retry_waits(100, soon=True)
     >>> [wait_after(error("t")) for error in (ConcurrentTransactions, BrokerNotAvailable, ConcurrentTransactions)]

@@ -26,7 +26,7 @@ FetchCommitted = Callable[[Sequence[TopicPartition]], Awaitable[dict[TopicPartit
 
 
 class FetchRequestManager:
-    """Sends one consumer's fetches and offset lookups over the consumer's connection.
+    """Sends one consumer's fetches, and the offset lookups for its positions, over the consumer's connection.
 
     Group and commit requests of the consumer use the same connection. `assign` sets the partitions that the group or
     the user has assigned.

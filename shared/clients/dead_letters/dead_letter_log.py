@@ -1,7 +1,7 @@
 """Reads a dead-letter topic, and sends its dead letters back to their source topics.
 
-A replay commits its progress in a consumer group of its own. The commit's metadata also contains the offsets of
-the dead letters sent after the first one that was not sent. So after a replay of some dead letters (by stage, by
+The replays of a dead-letter topic share one consumer group, in which each commits its progress. The commit's metadata
+also contains the offsets of the dead letters that were sent although an earlier record was not. So after a replay of some dead letters (by stage, by
 exception) another replay sends only the rest. Delivery is at least once: dead letters that were acknowledged but not
 committed before a crash are sent again.
 

@@ -182,7 +182,11 @@ class SequenceLedger:
         return known is not None and known.gap
 
     def settle(self, tp: TopicPartition) -> None:
-        """Resolve a given-up batch or a gap. No batch is in flight, and no queued batch must keep its number."""
+        """Decide which sequence number the partition assigns next, after a given-up batch or a gap.
+
+        It is the number after the last acknowledged record, or 0 under another producer id or epoch. Call it only if no
+        batch of the partition is in flight, and no queued batch must keep its number.
+        """
         del self._troubled[tp]
         known = self._partitions[tp]
         # There are two cases.

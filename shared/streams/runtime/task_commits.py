@@ -80,7 +80,10 @@ class TaskCommits:
         return self._in_progress is not None and self._in_progress.done()
 
     async def yield_to_commit(self) -> None:
-        """Yield to the event loop, so that waiting work and the commit in progress, if any, can continue."""
+        """Let other work of the event loop run until the commit in progress ends, at most for COMMIT_YIELD_MS.
+
+        Without a commit in progress, let it run for YIELD_MS.
+        """
         if self._in_progress is None:
             await asyncio.sleep(YIELD_MS / 1000)
         else:

@@ -58,7 +58,8 @@ class EpochEnd(NamedTuple):
 
 @dataclass
 class Fetched:
-    """The result of a fetch: the bytes of whole batches, and the aborted transactions in their range."""
+    """The result of a fetch: an error code, or the bytes of whole batches. If only committed records are read, it also
+    has the aborted transactions that overlap the range that was read."""
 
     code: ErrorCode
     data: bytes = b""
