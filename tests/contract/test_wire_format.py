@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Message
+from penstock.shared.testing.fake_broker.api_handlers import supported_versions
 from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS, encode_response
 from tests.contract.conftest import Wire, batch, connected, created, error_of
 from tests.shared.testing.fake_broker.frames import decode_response
@@ -98,10 +99,12 @@ async def test_every_version_reads_as_kafka_writes(kafka: Broker, name: str, api
 
 
 async def test_every_version_is_one_of_kafkas(kafka: Broker) -> None:
-    """The fake broker supports no version that Apache Kafka does not."""
+    """The fake broker supports no version that Apache Kafka does not, and lists the same lowest ones but for JoinGroup."""
     async with connected(kafka) as wire:
         theirs = {row.api_key: row for row in (await wire.request(Api.API_VERSIONS, 0)).api_keys}
     for api, supported in SUPPORTED_APIS.items():
         assert theirs[api].min_version <= supported.min_version <= supported.max_version <= theirs[api].max_version, (
             supported.api
         )
+    lowest = {row.api_key: row.min_version for row in supported_versions(ErrorCode.NONE).api_keys}
+    assert {api for api, version in lowest.items() if version != theirs[api].min_version} == {Api.JOIN_GROUP}

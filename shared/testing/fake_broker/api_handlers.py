@@ -18,6 +18,10 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 Handler = Callable[[ClusterState, Request], Response]
 
 
+LISTED_FROM: Mapping[Api, int] = {Api.PRODUCE: 0}
+"""Lower versions that Kafka 4 lists, and rejects: librdkafka compresses only for a broker that lists them (KAFKA-18659)."""
+
+
 def api_versions(_: ClusterState, request: Request) -> Response:
     """The supported APIs; from version 3 on, INVALID_REQUEST for a client without a valid software name and version."""
     named = (request.body.client_software_name, request.body.client_software_version)
@@ -29,7 +33,11 @@ def api_versions(_: ClusterState, request: Request) -> Response:
 def supported_versions(code: ErrorCode) -> Message:
     """The response to ApiVersions: the supported APIs and their versions, with this error code."""
     rows = [
-        Message(api_key=int(one.api), min_version=one.min_version, max_version=one.max_version)
+        Message(
+            api_key=int(one.api),
+            min_version=LISTED_FROM.get(one.api, one.min_version),
+            max_version=one.max_version,
+        )
         for one in SUPPORTED_APIS.values()
     ]
     return Message(error_code=code, api_keys=rows)
