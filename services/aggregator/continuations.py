@@ -33,7 +33,7 @@ def open_window_pages(application: str, store: str | None, key: str) -> Continua
 
 
 def page_with_continuation(response: StoreResponse, pages: ContinuationCodec[RowPosition]) -> dict[str, Any]:
-    """Return a store query's response for HTTP: its rows as plain values, and the continuation of the next page."""
+    """Return a store query's response as a dict for HTTP: `is_cut` and the next `continuation` replace `last`."""
     fields = msgspec.structs.asdict(response)
     position = fields.pop("last")
     return {**fields, "is_cut": position is not None, "continuation": pages.encode(position)}

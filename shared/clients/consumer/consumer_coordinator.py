@@ -63,7 +63,10 @@ class RebalanceCallbacks(Protocol):
 
 
 class ConsumerCoordinator:
-    """One consumer's part in its group, over a connection; `has_group` is False for a consumer without a group."""
+    """One consumer's subscription, and its part in the group.
+
+    Without a group (`has_group` is False) a subscription reads all partitions of its topics.
+    """
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """Reads a dead-letter topic, and sends its dead letters back to their source topics.
 
 The replays of a dead-letter topic share one consumer group, in which each commits its progress. The commit's metadata
-also contains the offsets of the dead letters that were sent although an earlier record was not. So after a replay of some dead letters (by stage, by
-exception) another replay sends only the rest. Delivery is at least once: dead letters that were acknowledged but not
-committed before a crash are sent again.
+also contains the offsets of the dead letters that were sent although an earlier record was not. So after a replay of
+some dead letters (by stage, by exception) another replay sends only the rest. Delivery is at least once: dead letters
+that were acknowledged but not committed before a crash are sent again.
 
 Kafka deletes the progress `offsets.retention.minutes` after the last replay. A group that lost its progress looks
 like one that never had any, so the next replay then sends all dead letters again.

@@ -63,10 +63,10 @@ def _after_headers(data, at, stop):
 
 @compiled
 def decode_batches(data, plan, decoded):
-    """Decode the batches of a plan in order, up to the first one that is left to aiokafka's reader. Returns the number
-    of decoded batches.
+    """Decode the batches of a plan in order, up to the first one that has anything unusual. That one is left to
+    aiokafka's reader. Returns the number of decoded batches.
 
-    `decoded` must have room for the records of all batches.
+    `decoded` must have room for the records of all batches of the plan.
     """
     n = 0
     for b in range(len(plan)):

@@ -111,7 +111,10 @@ class CommandQueue:
         return max(0, self._heap[0].due_ms - self._clock.monotonic_ms()) if self._heap else None
 
     async def run_due(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Run all commands that are due. Stops as soon as `until` returns True, which is called before each command."""
+        """Run all commands that are due and not cancelled.
+
+        Stops as soon as `until` returns True, which is called before each command.
+        """
         now_ms = self._clock.monotonic_ms()
         while self._heap and self._heap[0].due_ms <= now_ms and not until():
             command = heapq.heappop(self._heap)

@@ -81,8 +81,9 @@ class KafkaBasedLog:
         """Create the topic if it is missing, and read it to its end.
 
         Raises ConfigError if `cleanup.policy` is not just `compact`, or if the topic has several partitions although it
-        must have one. Raises KafkaTimeout if the end is not reached within `READ_TO_END_MS`: retriable errors of reads
-        are retried until then. Also raises all other errors of the consumer, and any error of the admin client.
+        must have one. A policy that this principal may not read counts as `compact`. Raises KafkaTimeout if the end is
+        not reached within `READ_TO_END_MS`: retriable errors of reads are retried until then. Also raises all other
+        errors of the consumer and of the admin client.
         """
         await self._create_compacted_topic()
         self._consumer = Consumer(

@@ -40,7 +40,8 @@ TimedValue = tuple[int, Any]
 class _FirstOrLast(OfField[TimedValue]):
     """The common part of `First` and `Last`; the state is one value and its record's timestamp.
 
-    `type` is the column type of a field that is typed `int` or `float`. For any other field it is None.
+    `type` is "int64" for a field that is typed `int` or `int | None`, and "float64" for `float` or `float | None`. For
+    any other field it is None.
     """
 
     type: NumberType | None = None

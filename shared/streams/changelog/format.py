@@ -160,7 +160,9 @@ class DecodedEntry(NamedTuple):
     body: bytes
 
     def takes_over_from(self, epoch: int) -> bool:
-        """Return whether this is the takeover of an owner above `epoch`: readers ignore later entries of `epoch`."""
+        """Return whether an owner with an epoch above `epoch` takes over here. If so, readers ignore later entries of
+        `epoch`.
+        """
         return self.operation == TAKEOVER and self.epoch > epoch
 
 
