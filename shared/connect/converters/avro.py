@@ -21,9 +21,9 @@ from penstock.shared.connect.config_def import ConfigDef
 from penstock.shared.connect.converter import Converted, Converter
 from penstock.shared.connect.converters.avro_schemas import (
     AVRO_ENUM,
-    AVRO_UNION,
     OF_CONNECT,
     from_avro,
+    is_union,
     to_avro,
     without_other_logical_types,
 )
@@ -200,7 +200,7 @@ def _is_map_as_entries(schema: Schema) -> bool:
 
 def change_from_avro(schema: Schema) -> Change | None:
     """The conversion from fastavro's value to Connect's; None if they are the same."""
-    if schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT:
+    if is_union(schema):
         branches = sorted(schema.fields, key=lambda field: _is_general_branch(field.schema))
         return lambda value: _struct_of_union_branch(branches, value)
     if _is_map_as_entries(schema):
@@ -213,7 +213,7 @@ def change_from_avro(schema: Schema) -> Change | None:
 
 def change_to_avro(schema: Schema) -> Change | None:
     """The conversion from Connect's value to fastavro's; None if they are the same."""
-    if schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT:
+    if is_union(schema):
         return lambda value: _union_value_to_branch(schema, value)
     if _is_map_as_entries(schema):
         key_change = change_to_avro(schema.key_schema) if schema.key_schema is not None else None

@@ -60,6 +60,11 @@ LOGICAL_TYPES = {"decimal": DECIMAL, "date": DATE, "time-millis": TIME, "timesta
 OF_LOGICAL = {name: logical for logical, name in LOGICAL_TYPES.items()}
 
 
+def is_union(schema: Schema) -> bool:
+    """Return whether a struct stands for a union: each field is a branch, and a value sets one of them."""
+    return schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT
+
+
 def to_avro(schema: Schema) -> Any:
     """Return a Connect schema as Avro's JSON.
 
@@ -76,13 +81,16 @@ class _Writing:
         self._unnamed = 0
 
     def whole(self, schema: Schema) -> Any:
-        if schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT:
+        is_default_null = not schema.has_default or schema.default is None
+        if is_union(schema):
             branches = [self._avro_type_of(replace(field.schema, optional=False)) for field in schema.fields]
-            return ["null", *branches] if schema.optional else branches
+            if not schema.optional:
+                return branches
+            return ["null", *branches] if is_default_null else [*branches, "null"]
         plain = self._avro_type_of(schema)
         if not schema.optional:
             return plain
-        return [plain, "null"] if schema.has_default and schema.default is not None else ["null", plain]
+        return ["null", plain] if is_default_null else [plain, "null"]
 
     def _avro_type_of(self, schema: Schema) -> Any:
         if schema.type is SchemaType.STRUCT:
@@ -190,6 +198,9 @@ def default_to_json(schema: Schema, value: Any) -> Any:
         return time_to_ms(value)
     if schema.name == TIMESTAMP:
         return timestamp_to_ms(value)
+    if is_union(schema):
+        set_fields = (f for f in schema.fields if value.get(f.name) is not None)
+        return next((default_to_json(f.schema, value[f.name]) for f in set_fields), None)
     if schema.type is SchemaType.STRUCT:
         return {f.name: default_to_json(f.schema, value.get(f.name)) for f in schema.fields}
     items = schema.value_schema
@@ -213,6 +224,9 @@ def default_from_json(schema: Schema, json: Any) -> Any:
         return decimal_from_bytes(json.encode("latin-1"), scale_of(schema))
     if schema.name in (DATE, TIME, TIMESTAMP):
         return {DATE: date_from_days, TIME: time_from_ms, TIMESTAMP: timestamp_from_ms}[schema.name](json)
+    if is_union(schema):
+        branch = _branch_of_default(schema, json)
+        return {f.name: default_from_json(f.schema, json) if f is branch else None for f in schema.fields}
     if schema.type is SchemaType.STRUCT and isinstance(json, Mapping):
         return {f.name: default_from_json(f.schema, json.get(f.name)) for f in schema.fields}
     items = schema.value_schema
@@ -224,6 +238,25 @@ def default_from_json(schema: Schema, json: Any) -> Any:
             return {default_from_json(keys, entry["key"]): default_from_json(items, entry["value"]) for entry in json}
         return {key: default_from_json(items, item) for key, item in json.items()}
     return json.encode("latin-1") if schema.type is SchemaType.BYTES and isinstance(json, str) else json
+
+
+def _branch_of_default(union: Schema, json: Any) -> Field:
+    """Return the first branch that a union's default matches.
+
+    Before Avro 1.12, a default had to match the very first branch. Since then, it may match any branch.
+    """
+    return next((field for field in union.fields if _is_default_of(field.schema, json)), union.fields[0])
+
+
+def _is_default_of(schema: Schema, json: Any) -> bool:
+    if schema.parameter(AVRO_ENUM) is not None:
+        return schema.parameter(f"{AVRO_ENUM}.{json}") is not None
+    try:
+        schema.validate(default_from_json(schema, json))
+    except (AttributeError, DataError, TypeError, ValueError):
+        # The JSON of another type, such as a text for a Date, fails in several ways.
+        return False
+    return True
 
 
 def from_avro(avro: Any, named: Mapping[str, Any] | None = None) -> Schema:

@@ -318,6 +318,37 @@ async def test_a_unions_value_keeps_its_branch(branches: list[Any], branch: str,
         assert await fetching(lambda: made.to_connect_data("t", data)) == (schema, given)
 
 
+@pytest.mark.parametrize(
+    ("branches", "default", "branch", "value"),
+    [
+        (["string", "int"], "abc", "string", "abc"),
+        (["string", "int"], 5, "int", 5),
+        (["int", "long"], 1 << 40, "long", 1 << 40),
+        (["boolean", "int", "null"], True, "boolean", True),
+        (["bytes", "int"], "\xff", "bytes", b"\xff"),
+        ([DAY, "string"], "abc", "string", "abc"),
+        ([ENUM, "string"], "blue", "string", "blue"),
+        ([{"type": "map", "values": "string"}, "string"], "abc", "string", "abc"),
+        ([record_of(x="string"), record_of(y="int") | {"name": "B"}], {"y": 1}, "B", {"y": 1}),
+        ([record_of(u=["int", "string"]), "string"], {"u": "a"}, "A", {"u": {"int": None, "string": "a"}}),
+    ],
+)
+async def test_the_default_of_a_union_is_kept(branches: list[Any], default: Any, branch: str, value: Any) -> None:
+    """A union's default sets the first branch that it matches. It is written for a missing field, and kept in Avro."""
+    avro = {"type": "record", "name": "R", "fields": [{"name": "u", "type": branches, "default": default}]}
+    async with schema_registry() as registry:
+        registry.add("t-value", avro)
+        made = converter(registry, auto_register_schemas="false", use_latest_version="true")
+        schema = from_avro(avro)
+        union = schema.fields[0].schema
+        assert union.default == {field.name: value if field.name == branch else None for field in union.fields}
+        data = await fetching(lambda: made.from_connect_data("t", Schema.struct("R"), {}))
+        assert await fetching(lambda: made.to_connect_data("t", data)) == (schema, {"u": union.default})
+    assert from_avro(to_avro(schema)) == schema
+    assert to_avro(schema)["fields"][0]["default"] == default
+    assert ("null" in branches) == (to_avro(schema)["fields"][0]["type"][-1] == "null")
+
+
 async def test_a_repeated_enum_becomes_its_name() -> None:
     """Avro defines an enum once. Two enums with one name and other symbols cannot be written."""
     color = {"type": "enum", "name": "Color", "namespace": "a", "symbols": ["RED", "BLUE"]}
