@@ -213,6 +213,20 @@ def change_from_avro(schema: Schema) -> Change | None:
 
 def change_to_avro(schema: Schema) -> Change | None:
     """The conversion from Connect's value to fastavro's; None if they are the same."""
+    change = _change_of_type_to_avro(schema)
+    # For a missing field, fastavro would write the default as the JSON schema has it, where bytes are a text.
+    of_fields = () if is_union(schema) else ((field.name, field.schema) for field in schema.fields)
+    defaults = {name: of.default for name, of in of_fields if of.has_default and of.default is not None}
+    if defaults:
+        change = _with_defaults(defaults, change or _avro_value_unchanged)
+    if schema.has_default and not schema.optional:
+        default = schema.default
+        return lambda value: (change or _avro_value_unchanged)(default if value is None else value)
+    return change
+
+
+def _change_of_type_to_avro(schema: Schema) -> Change | None:
+    """The conversion of a value without defaults; None if there is none."""
     if is_union(schema):
         return lambda value: _union_value_to_branch(schema, value)
     if _is_map_as_entries(schema):
@@ -223,16 +237,7 @@ def change_to_avro(schema: Schema) -> Change | None:
             for key, item in value.items()
         ]  # fmt: skip
     # fastavro would write a datetime without a time zone as local time.
-    change = _timestamp_to_avro if schema.name == TIMESTAMP else _convert_nested_values(schema, change_to_avro)
-    # For a missing field, fastavro would write the default as the JSON schema has it, where bytes are a text.
-    of_fields = ((field.name, field.schema) for field in schema.fields)
-    defaults = {name: of.default for name, of in of_fields if of.has_default and of.default is not None}
-    if defaults:
-        change = _with_defaults(defaults, change or _avro_value_unchanged)
-    if schema.has_default and not schema.optional:
-        default = schema.default
-        return lambda value: (change or _avro_value_unchanged)(default if value is None else value)
-    return change
+    return _timestamp_to_avro if schema.name == TIMESTAMP else _convert_nested_values(schema, change_to_avro)
 
 
 def _with_defaults(defaults: Mapping[str, Any], change: Change) -> Change:

@@ -188,11 +188,12 @@ async def test_null_is_null() -> None:
     ],
 )
 async def test_defaults_of_collections_are_kept(schema: Schema) -> None:
-    """A missing field is written with its default, also in an array or a map. The schema read back has the default."""
+    """A missing or null field is written with its default. The schema read back has the default."""
     async with schema_registry() as registry:
         made = converter(registry)
         outer = Schema.struct("R", Field("field", schema))
         data = await fetching(lambda: made.from_connect_data("t", outer, {}))
+        assert made.from_connect_data("t", outer, {"field": None}) == data
         read, value = await fetching(lambda: made.to_connect_data("t", data))
         assert value == {"field": schema.default}
         field = read.field("field")
@@ -344,6 +345,9 @@ async def test_the_default_of_a_union_is_kept(branches: list[Any], default: Any,
         assert union.default == {field.name: value if field.name == branch else None for field in union.fields}
         data = await fetching(lambda: made.from_connect_data("t", Schema.struct("R"), {}))
         assert await fetching(lambda: made.to_connect_data("t", data)) == (schema, {"u": union.default})
+        null = made.from_connect_data("t", Schema.struct("R"), {"u": None})
+        assert (made.to_connect_data("t", null)[1] == {"u": None}) == union.optional
+        assert (null == data) != union.optional
     assert from_avro(to_avro(schema)) == schema
     assert to_avro(schema)["fields"][0]["default"] == default
     assert ("null" in branches) == (to_avro(schema)["fields"][0]["type"][-1] == "null")
