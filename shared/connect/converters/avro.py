@@ -218,7 +218,7 @@ def change_to_avro(schema: Schema) -> Change | None:
     of_fields = () if is_union(schema) else ((field.name, field.schema) for field in schema.fields)
     defaults = {name: of.default for name, of in of_fields if of.has_default and of.default is not None}
     if defaults:
-        change = _with_defaults(defaults, change or _avro_value_unchanged)
+        change = _with_defaults(defaults, len(schema.fields), change or _avro_value_unchanged)
     if schema.has_default and not schema.optional:
         default = schema.default
         return lambda value: (change or _avro_value_unchanged)(default if value is None else value)
@@ -240,9 +240,16 @@ def _change_of_type_to_avro(schema: Schema) -> Change | None:
     return _timestamp_to_avro if schema.name == TIMESTAMP else _convert_nested_values(schema, change_to_avro)
 
 
-def _with_defaults(defaults: Mapping[str, Any], change: Change) -> Change:
+def _with_defaults(defaults: Mapping[str, Any], field_count: int, change: Change) -> Change:
     """The conversion of a struct, whose missing fields get their defaults."""
-    return lambda value: value if value is None else change({**defaults, **value})
+
+    def convert(value: Any) -> Any:
+        # Every record comes here, so only a struct that lacks a field is copied. Validation allows no other fields.
+        if value is not None and len(value) < field_count:
+            value = {**defaults, **value}
+        return change(value)
+
+    return convert
 
 
 def _timestamp_to_avro(value: Any) -> Any:
