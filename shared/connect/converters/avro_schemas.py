@@ -188,6 +188,9 @@ def _connect_properties_of_schema(schema: Schema) -> dict[str, Any]:
 
 def default_to_json(schema: Schema, value: Any) -> Any:
     """Return a schema's default in Avro's JSON, where bytes are a text with one character a byte."""
+    if value is None and schema.has_default and not schema.optional:
+        # A field that a struct's default lacks: Avro's null would be invalid there.
+        value = schema.default
     if value is None:
         return None
     if schema.name == DECIMAL:

@@ -201,6 +201,19 @@ async def test_defaults_of_collections_are_kept(schema: Schema) -> None:
         assert field.schema.default == schema.default
 
 
+async def test_a_default_has_the_defaults_of_its_fields() -> None:
+    """A field that a struct's default lacks has its own default there, and null if it is optional."""
+    inner = (Field("a", INT32), Field("b", Schema(SchemaType.INT32, default=5)), Field("c", OPTIONAL_STRING))
+    outer = Schema.struct("R", Field("field", Schema.struct("In", *inner, default={"a": 1})))
+    assert to_avro(outer)["fields"][0]["default"] == {"a": 1, "b": 5, "c": None}
+    async with schema_registry() as registry:
+        made = converter(registry)
+        data = await fetching(lambda: made.from_connect_data("t", outer, {}))
+        read, value = await fetching(lambda: made.to_connect_data("t", data))
+        assert value == {"field": {"a": 1, "b": 5, "c": None}}
+        assert read.fields[0].schema.default == value["field"]
+
+
 async def test_a_plain_scalar_needs_no_schema() -> None:
     """A primitive without a schema is written with its own type; a dict without a schema is an error."""
     async with schema_registry() as registry:
