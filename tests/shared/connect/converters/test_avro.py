@@ -179,15 +179,17 @@ async def test_null_is_null() -> None:
 @pytest.mark.parametrize(
     "schema",
     [
+        Schema(SchemaType.BYTES, default=b"\xff"),
         Schema.array(BYTES, default=[b"\xff"]),
         Schema.array(decimal_schema(2), default=[Decimal("1.50")]),
         Schema.array(Schema.array(OPTIONAL_STRING), default=[["a", None]]),
         Schema.map(STRING, date_schema(), default={"a": dt.date(2024, 1, 2)}),
         Schema.map(INT32, time_schema(), default={7: dt.time(1, 2)}),
+        Schema.map(date_schema(), INT32, default={dt.date(2024, 1, 2): 7}),
         Schema.struct("In", Field("day", date_schema(optional=True)), default={"day": None}),
     ],
 )
-async def test_defaults_of_collections_are_kept(schema: Schema) -> None:
+async def test_defaults_are_kept(schema: Schema) -> None:
     """A missing or null field is written with its default. The schema read back has the default."""
     async with schema_registry() as registry:
         made = converter(registry)
@@ -199,6 +201,28 @@ async def test_defaults_of_collections_are_kept(schema: Schema) -> None:
         field = read.field("field")
         assert field is not None
         assert field.schema.default == schema.default
+
+
+async def test_a_null_struct_gets_no_defaults() -> None:
+    """An optional struct that is null stays null, although its field has a default."""
+    inner = Schema.struct("In", Field("left", Schema(SchemaType.INT32, default=7)), optional=True)
+    outer = Schema.struct("R", Field("inner", inner))
+    async with schema_registry() as registry:
+        made = converter(registry)
+        for given, wanted in (({}, None), ({"inner": None}, None), ({"inner": {}}, {"left": 7})):
+            data = await fetching(lambda given=given: made.from_connect_data("t", outer, given))  # type: ignore[misc]
+            assert await fetching(lambda data=data: made.to_connect_data("t", data)) == (outer, {"inner": wanted})  # type: ignore[misc]
+
+
+async def test_a_map_with_optional_text_keys_is_an_array_of_entries() -> None:
+    """A key of a map may be null if the map's keys are optional text: the map is an array of entries."""
+    schema = Schema.map(OPTIONAL_STRING, INT32)
+    value = {"a": 1, None: 2}
+    assert to_avro(schema)["type"] == "array"
+    async with schema_registry() as registry:
+        made = converter(registry)
+        data = await fetching(lambda: made.from_connect_data("t", schema, value))
+        assert await fetching(lambda: made.to_connect_data("t", data)) == (schema, value)
 
 
 async def test_a_default_has_the_defaults_of_its_fields() -> None:

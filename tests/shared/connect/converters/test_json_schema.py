@@ -112,7 +112,7 @@ def test_a_schema_round_trips() -> None:
 
 
 def test_maps_with_other_keys_are_arrays_of_entries() -> None:
-    """A map without string keys is an array of objects with key and value, at any depth."""
+    """A map whose keys are not strings, or are optional strings, is an array of objects with key and value."""
     value = {"numbered": {5: {"x": "a"}}}
     schema = Schema.struct(None, Field("numbered", EVERY.field("numbered").schema))  # type: ignore[union-attr]
     assert to_json(schema, value) == {"numbered": [{"key": 5, "value": {"x": "a"}}]}
@@ -121,6 +121,11 @@ def test_maps_with_other_keys_are_arrays_of_entries() -> None:
         from_json(schema, {"numbered": {"5": {"x": "a"}}})
     with pytest.raises(DataError, match="MAP"):
         to_json(schema, {"numbered": 5})
+    by_optional_text = Schema.map(OPTIONAL_STRING, INT32)
+    entries = [{"key": "a", "value": 1}, {"key": None, "value": 2}]
+    assert to_json(by_optional_text, {"a": 1, None: 2}) == entries
+    assert from_json(by_optional_text, entries) == {"a": 1, None: 2}
+    assert from_json_schema(to_json_schema(by_optional_text)) == by_optional_text
     by_array = Schema.map(Schema.array(INT32), STRING)
     with pytest.raises(DataError, match="plain value"):
         from_json(by_array, [{"key": [1], "value": "a"}])
