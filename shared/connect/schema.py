@@ -2,7 +2,7 @@
 
 A STRUCT or MAP is a `dict`, an ARRAY a `list`, and BYTES are `bytes`. The logical types are Decimal
 (`decimal.Decimal`), Date (`datetime.date`), Time (`datetime.time`) and Timestamp (`datetime.datetime` with a time
-zone). Functions convert the bytes or number of the underlying type to them, and all but Date back.
+zone). Functions convert their values to the bytes or number of the underlying type, and back.
 
 A value may also have no schema (JSON without an envelope). It is then passed on unchanged.
 
@@ -289,6 +289,11 @@ def time_from_ms(ms: int) -> dt.time:
     if not 0 <= ms < DAY_MS:
         raise DataError(f"Invalid time: {ms} ms is not a time of one day")
     return (EPOCH + dt.timedelta(milliseconds=ms)).time()
+
+
+def date_to_days(value: dt.date) -> int:
+    """Return a Connect Date as days since 1970-01-01."""
+    return (value - EPOCH_DAY).days
 
 
 def date_from_days(days: int) -> dt.date:

@@ -31,6 +31,7 @@ from penstock.shared.connect.schema import (
     Schema,
     SchemaType,
     date_from_days,
+    date_to_days,
     decimal_from_bytes,
     decimal_to_bytes,
     scale_of,
@@ -196,7 +197,7 @@ def default_to_json(schema: Schema, value: Any) -> Any:
     if schema.name == DECIMAL:
         return decimal_to_bytes(value, scale_of(schema)).decode("latin-1")
     if schema.name == DATE:
-        return (value - date_from_days(0)).days
+        return date_to_days(value)
     if schema.name == TIME:
         return time_to_ms(value)
     if schema.name == TIMESTAMP:

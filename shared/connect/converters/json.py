@@ -29,7 +29,6 @@ from penstock.shared.connect.converter import Converted, Converter, HeaderConver
 from penstock.shared.connect.schema import (
     DATE,
     DECIMAL,
-    EPOCH_DAY,
     INTEGER_BITS,
     TIME,
     TIMESTAMP,
@@ -37,6 +36,7 @@ from penstock.shared.connect.schema import (
     Schema,
     SchemaType,
     date_from_days,
+    date_to_days,
     decimal_from_bytes,
     decimal_to_bytes,
     scale_of,
@@ -455,7 +455,7 @@ def _check_value_type(value: Any, kind: type, what: str) -> Any:
 
 _TO_JSON: dict[str | None, Callable[[Schema, Any, bool], Any]] = {
     DECIMAL: _decimal_to_json,
-    DATE: lambda _schema, value, _numeric: (_check_value_type(value, dt.date, "Date") - EPOCH_DAY).days,
+    DATE: lambda _schema, value, _numeric: date_to_days(_check_value_type(value, dt.date, "Date")),
     TIME: lambda _schema, value, _numeric: time_to_ms(_check_value_type(value, dt.time, "Time")),
     TIMESTAMP: lambda _schema, value, _numeric: timestamp_to_ms(_check_value_type(value, dt.datetime, "Timestamp")),
 }

@@ -24,11 +24,11 @@ from penstock.shared.connect.config_def import HIGH, NO_DEFAULT, ConfigDef, Type
 from penstock.shared.connect.converters.simple_header import header_text
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.schema import (
-    EPOCH_DAY,
     INTEGER_BITS,
     Field,
     Schema,
     SchemaType,
+    date_to_days,
     time_to_ms,
     timestamp_to_ms,
 )
@@ -99,7 +99,7 @@ def _as_number_or_text(value: Any) -> int | float | Decimal | str:
     if isinstance(value, dt.datetime):
         return timestamp_to_ms(value)
     if isinstance(value, dt.date):
-        return (value - EPOCH_DAY).days
+        return date_to_days(value)
     if isinstance(value, dt.time):
         return time_to_ms(value)
     raise DataError(f"Unexpected type in Cast transformation: {type(value).__name__}")
