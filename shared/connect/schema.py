@@ -315,7 +315,7 @@ def timestamp_from_ms(ms: int) -> dt.datetime:
 def infer_schema(value: Any) -> Schema | None:
     """Return the optional schema of a scalar, or None for null and other values.
 
-    Raises ValueError for a Decimal that is not finite.
+    Raises DataError for a Decimal that is not finite.
 
     >>> infer_schema(1.5).type
     <SchemaType.FLOAT64: 'double'>
@@ -337,5 +337,8 @@ def infer_schema(value: Any) -> Schema | None:
     if isinstance(value, dt.time):
         return time_schema(optional=True)
     if isinstance(value, Decimal):
-        return decimal_schema(max(0, -int(value.as_tuple().exponent)), optional=True)
+        exponent = value.as_tuple().exponent
+        if not isinstance(exponent, int):
+            raise DataError(f"{value} is not a number")
+        return decimal_schema(max(0, -exponent), optional=True)
     return None

@@ -239,7 +239,7 @@ async def test_a_default_has_the_defaults_of_its_fields() -> None:
 
 
 async def test_a_plain_scalar_needs_no_schema() -> None:
-    """A primitive without a schema is written with its own type; a dict without a schema is an error."""
+    """A primitive without a schema is written with its own type; a dict or a NaN without a schema is an error."""
     async with schema_registry() as registry:
         made = converter(registry, is_key=True)
         data = await fetching(lambda: made.from_connect_data("t", None, "k"))
@@ -247,6 +247,9 @@ async def test_a_plain_scalar_needs_no_schema() -> None:
         assert registry.subjects == {"t-key": [1]}
         with pytest.raises(DataError, match="needs a schema"):
             made.from_connect_data("t", None, {"a": 1})
+        for decimal in ("NaN", "-Infinity"):
+            with pytest.raises(DataError, match=decimal):
+                made.from_connect_data("t", None, Decimal(decimal))
 
 
 @pytest.mark.parametrize(
