@@ -141,17 +141,19 @@ class ConnectDaemon:
         await self._admin.close()
 
     async def _run_start_step(self, step: Awaitable[T], statuses: Mapping[type[PenstockError], int]) -> T:
-        """Await a step of the start. Raises StartFailed after a PenstockError.
+        """Await a step of the start. Raises StartFailed after a PenstockError, or a group of only PenstockErrors.
 
         The exit status is that of the first class in `statuses` that the error is an instance of; 1 if there is none.
+        A group is represented by its first error. A group with another error is raised unchanged.
         """
         try:
             return await step
         except (PenstockError, ExceptionGroup) as e:
             # Not `except*`: before Python 3.11.4, an error raised in it is wrapped in an ExceptionGroup (gh-103590).
-            error = next((one for one in leaf_exceptions(e) if isinstance(one, PenstockError)), None)
-            if error is None:
+            errors = list(leaf_exceptions(e))
+            if not all(isinstance(one, PenstockError) for one in errors):
                 raise
+            error = errors[0]
             status = next((status for cls, status in statuses.items() if isinstance(error, cls)), ExitStatus.FAILED)
             raise StartFailed(status, error) from None
 

@@ -14,13 +14,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.api.connect.routes import StartingApp
-from penstock.services.connect.daemon import PORT_IN_USE, ConnectDaemon
+from penstock.services.connect.daemon import KAFKA_UNREACHABLE, PORT_IN_USE, ConnectDaemon
 from penstock.services.connect.main import main
 from penstock.services.connect.property_files import ConnectorFile, read_connector_file, read_properties
 from penstock.services.connect.rest_server import guarded_rest_app, is_rest_open, rest_listener, worker_id_of
 from penstock.services.connect.worker_command_line import CommandLine, Mode, misspelled_settings, read_command_line
 from penstock.services.exit_status import ExitStatus, StartFailed
-from penstock.shared.common.errors import ConfigError
+from penstock.services.service_lifecycle import leaf_exceptions
+from penstock.shared.common.errors import ConfigError, KafkaTimeout
 from penstock.shared.common.settings import LogSettings
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.herder.leader_client import LeaderClient, LeaderRequestFailed
@@ -314,6 +315,21 @@ async def test_a_port_in_use_is_reported_for_listeners() -> None:
         status, reason = await failed_start(listeners=f"http://127.0.0.1:{port}")
     assert status == PORT_IN_USE
     assert reason.startswith(f"listeners: port {port} on 127.0.0.1 is in use")
+
+
+async def test_an_unexpected_error_of_a_start_step_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of errors ends the start with its first error, or unchanged if one of them is unexpected."""
+    errors: list[Exception] = [KafkaTimeout("no answer"), ConfigError("acks: wrong")]
+
+    async def fail(daemon: ConnectDaemon) -> None:
+        raise ExceptionGroup("step", [ExceptionGroup("inner", errors)])
+
+    monkeypatch.setattr(ConnectDaemon, "_connect_kafka", fail)
+    assert await failed_start() == (KAFKA_UNREACHABLE, "no answer")
+    errors.append(TypeError("unexpected"))
+    with pytest.raises(ExceptionGroup) as raised:
+        await failed_start()
+    assert list(leaf_exceptions(raised.value)) == errors
 
 
 def test_a_thread_delays_the_exit_only_for_a_grace_period(worker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
