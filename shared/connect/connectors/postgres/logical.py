@@ -186,8 +186,8 @@ class _CapturedTable:
         if unknown := [name for name in self.key_names if name not in row]:
             raise ConnectError(
                 f"key.columns: the old {', '.join(unknown)} of a changed or deleted row of {self.name} is not in the "
-                "log: for later changes ALTER TABLE … REPLICA IDENTITY FULL; then drop the replication slot, which "
-                "would send this change again, reset the connector's offsets, and read the tables again with mode=bulk"
+                "log: ALTER TABLE … REPLICA IDENTITY FULL, for later changes; the slot would send this change again, "
+                "so drop the replication slot, reset the connector's offsets, and read the tables again with mode=bulk"
             )
         return {name: row[name] for name in self.key_names} if self.key_schema is not None else None
 
