@@ -47,6 +47,7 @@ async def examine_topics(admin: Admin, kafka: KafkaSettings, named: set[str], no
     named topic that does not exist is a problem.
     """
     for _ in range(ATTEMPTS_MAX):
+        # A named topic may be one of Kafka's own.
         existing = set(await admin.list_topics(internal=bool(named)))
         wanted = existing & (named | {dead_letter_topic(name) for name in named}) if named else existing
         try:
