@@ -46,7 +46,7 @@ def test_an_ambiguous_location_is_an_error(lake: str) -> None:
 
 
 def fill(lake: Path, application: str) -> None:
-    for name in ("state/_delta_log/0.json", "state/a.parquet", "closed/visits/b.parquet"):
+    for name in ("state/_delta_log/0.json", "state/a.parquet", "closed/visits/b.parquet", "late/visits/c.parquet"):
         path = lake / application / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
@@ -61,7 +61,11 @@ def test_only_the_applications_folder_is_removed(tmp_path: Path, as_uri: bool) -
     lake = root.as_uri() if as_uri else str(root)
     for application in ("app", "app-eu", "ap"):
         fill(root, application)
-    tables = {"closed/visits": TableFiles(1, 23), "state": TableFiles(2, 23 + 15)}
+    tables = {
+        "closed/visits": TableFiles(1, 23),
+        "late/visits": TableFiles(1, 21),
+        "state": TableFiles(2, 23 + 15),
+    }
     assert find_files(lake, "app") == ApplicationFiles(str(root / "app"), tables)
     remove_files(lake, "app")
     assert sorted(path.name for path in root.iterdir()) == ["ap", "app-eu"]
@@ -81,7 +85,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     fill(tmp_path, "app")
     (tmp_path / "app" / "link").symlink_to(tmp_path / "other")
     remove_files(str(tmp_path), "app")
-    assert len([path for path in (tmp_path / "other").rglob("*") if path.is_file()]) == 3
+    assert len([path for path in (tmp_path / "other").rglob("*") if path.is_file()]) == 4
 
 
 def test_a_file_instead_of_the_folder(tmp_path: Path) -> None:
