@@ -220,7 +220,7 @@ def _open_folder(folder: Path, below: Sequence[str], *, make: bool) -> int:
     With `make`, missing folders are created. Raises OSError if a folder of `below` is a link.
     """
     if make:
-        # The loop makes and syncs each missing folder: also the allowed folder itself, and folders above it.
+        # The loop makes each missing folder, also the allowed folder itself and folders above it, and syncs each entry.
         existing = next(one for one in (folder, *folder.parents) if one.exists())
         below = (*folder.relative_to(existing).parts, *below)
         folder = existing
@@ -231,7 +231,8 @@ def _open_folder(folder: Path, below: Sequence[str], *, make: bool) -> int:
             if make:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, FOLDER_MODE, dir_fd=at)
-                    os.fsync(at)
+                # Another task may have just made the folder, and not have synced its entry yet.
+                os.fsync(at)
             # O_NOFOLLOW: a link that was made after the path was compared must not lead elsewhere.
             following = os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
             os.close(at)
