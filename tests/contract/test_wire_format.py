@@ -99,7 +99,7 @@ async def test_every_version_reads_as_kafka_writes(kafka: Broker, name: str, api
 
 
 async def test_every_version_is_one_of_kafkas(kafka: Broker) -> None:
-    """The fake broker supports no version that Apache Kafka does not, and lists the same lowest ones but for JoinGroup."""
+    """The fake broker supports only versions of Apache Kafka, and lists the same lowest ones, except of JoinGroup."""
     async with connected(kafka) as wire:
         theirs = {row.api_key: row for row in (await wire.request(Api.API_VERSIONS, 0)).api_keys}
     for api, supported in SUPPORTED_APIS.items():

@@ -19,7 +19,7 @@ Handler = Callable[[ClusterState, Request], Response]
 
 
 LISTED_FROM: Mapping[Api, int] = {Api.PRODUCE: 0}
-"""Lower versions that Kafka 4 lists, and rejects: librdkafka compresses only for a broker that lists them (KAFKA-18659)."""
+"""The lowest listed version, if Kafka 4 lists versions that it rejects: librdkafka needs them to compress (KAFKA-18659)."""
 
 
 def api_versions(_: ClusterState, request: Request) -> Response:
