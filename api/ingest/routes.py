@@ -337,6 +337,8 @@ class Ingest:
         """Send the records in one transaction. Raises Problem if it is not known to be committed."""
 
         def make_stored_response(outcomes: Sequence[Outcome]) -> StoredResponse:
+            # A transaction with a key is sent again after another service fenced it. Only the last outcomes count.
+            result.discard_acknowledgements()
             result.add_outcomes(parsed.positions, outcomes)
             return StoredResponse(result.status, msgspec.json.encode(result.body()))
 
@@ -346,6 +348,8 @@ class Ingest:
                 is_replayed = False
             else:
                 response, is_replayed = await transactor.send_keyed(key, parsed.records, make_stored_response)
+                if is_replayed:
+                    result.discard_acknowledgements()
         except KeyReused as e:
             raise Problem(REUSED, str(e)) from None
         except PenstockError as e:

@@ -11,7 +11,13 @@ import pytest
 
 from penstock.api.http.app import create_app
 from penstock.api.http.problem import Problem
-from penstock.api.ingest.atomic import KEY_CHARACTERS_MAX, IdempotencyKey, fingerprint_headers, idempotency_key
+from penstock.api.ingest.atomic import (
+    KEY_CHARACTERS_MAX,
+    IdempotencyKey,
+    StoredResponse,
+    fingerprint_headers,
+    idempotency_key,
+)
 from penstock.api.ingest.routes import Ingest
 from penstock.api.settings import IngestSettings
 from penstock.shared.common import errors
@@ -112,6 +118,37 @@ async def test_the_errors_of_an_atomic_request_are_bounded(producer: Any, url: s
     else:
         assert (response.status_code, response.json()["stored"]) == (207, 1)
         assert [[r.value for r in sent] for sent in service.transactor.sent] == [[b"1"]]
+
+
+class FencedTransactor(Transactor):
+    """A transactor whose first transaction with a key is fenced before its commit."""
+
+    def __init__(self, *, replayed: StoredResponse | None = None) -> None:
+        super().__init__()
+        self._replayed = replayed
+
+    async def send_keyed(self, key: IdempotencyKey, records: Any, make_response: Any) -> tuple[Any, bool]:
+        make_response(await self.send_atomic(records))
+        if self._replayed is not None:
+            return self._replayed, True
+        return await super().send_keyed(key, records, make_response)
+
+
+async def test_a_transaction_that_is_sent_again_is_counted_once(producer: Any) -> None:
+    """If another service fences a transaction with a key, the response has only the outcomes of the next one."""
+    service = Transactional(producer, FencedTransactor())
+    response = await service.post(b"1\n2\n", NDJSON | {"Idempotency-Key": "k"}, URL + "?offsets=true")
+    body = response.json()
+    assert (body["stored"], [row["line"] for row in body["offsets"]]) == (2, [1, 2])
+    assert service.metric("stored_records") == 2
+
+
+async def test_a_fenced_transaction_before_a_replay_is_not_counted(producer: Any) -> None:
+    """If the other service has stored the key meanwhile, nothing of the fenced transaction is counted."""
+    service = Transactional(producer, FencedTransactor(replayed=StoredResponse(200, b'{"stored":2}')))
+    response = await service.post(b"1\n2\n", NDJSON | {"Idempotency-Key": "k"})
+    assert response.json() == {"stored": 2}
+    assert not service.metric("stored_records")
 
 
 class FailingTransactor(Transactor):
