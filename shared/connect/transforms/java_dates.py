@@ -86,9 +86,9 @@ class DatePattern:
         match = self._regex.match(text)
         if match is None:
             raise self._parse_error(text)
-        found = {"y": 1970, "M": 1, "d": 1, "H": 0, "m": 0, "s": 0, "S": 0}
+        found = {"y": 1970, "M": 1, "d": 1, "m": 0, "s": 0, "S": 0}
+        hours: dict[str, int] = {}
         offset = dt.timedelta(0)
-        afternoon = None
         day_of_year: int | None = None
         century_start: dt.datetime | None = None
         try:
@@ -104,12 +104,15 @@ class DatePattern:
                 elif letter == "M" and count >= 3:
                     found["M"] = [month[:3].lower() for month in MONTHS].index(value[:3].lower()) + 1
                 elif letter == "a":
-                    afternoon = value.lower() == "pm"
+                    hours["a"] = 12 * (value.lower() == "pm")
                 elif letter and letter in ZONES:
                     offset = _parse_utc_offset(value)
-                # The hour of midnight is 24 with k, 12 with h and 0 with K.
-                elif letter in ("h", "K", "k"):
-                    found["H"] = int(value) % (24 if letter == "k" else 12)
+                # The hour of midnight is 24 with k, 12 with h, and 0 with H and K.
+                elif letter in ("H", "k"):
+                    hours.pop("H", None)
+                    hours["H"] = 0 if (letter, int(value)) == ("k", 24) else int(value)
+                elif letter in ("h", "K"):
+                    hours["h"] = 0 if (letter, int(value)) == ("h", 12) else int(value)
                 elif letter == "D":
                     day_of_year = int(value)
                 elif letter in found:
@@ -117,9 +120,13 @@ class DatePattern:
                     if letter == "d":
                         # If the pattern has both a day of the month and a day of the year, the last one counts.
                         day_of_year = None
-            # 2. With am or pm, only the hour within the half of the day counts. A day of the year counts from January.
-            if afternoon is not None:
-                found["H"] = found["H"] % 12 + 12 * afternoon
+            # 2. The hour of the day (H, k) counts, unless both the hour of the half day and am or pm are given, and one
+            # of these comes after it. A day of the year counts from January.
+            is_half_complete = {"h", "a"} <= hours.keys()
+            if "H" in hours and not (is_half_complete and list(hours)[-1] != "H"):
+                found["H"] = hours["H"]
+            else:
+                found["H"] = hours.get("h", 0) + hours.get("a", 0)
             if day_of_year is not None:
                 found |= {"M": 1, "d": day_of_year}
             # 3. Convert to UTC. A time before the 100 years of two-digit years is moved by 100 years.
