@@ -302,7 +302,7 @@ def body_error_status(error: Exception) -> int:
 
 
 def body_error_code(status: int) -> str:
-    """Return the error code of a response with a status of `body_error_status`.
+    """Return the error code of a response whose status is from `body_error_status`.
 
     >>> body_error_code(408), body_error_code(400), body_error_code(503)
     ('BODY_STALLED', 'CORRUPT_BODY', 'NOTHING_READ')

@@ -167,7 +167,7 @@ class AnyWorker:
         self._workers = list(workers)
 
     async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> UpstreamResponse:
-        """Forward a request to the aggregator's worker processes in turn until one answers."""
+        """Forward a request as the class describes. Raises Problem if no worker answers it."""
         details = []
         for worker in list(self._workers):
             try:

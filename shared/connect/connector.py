@@ -125,10 +125,10 @@ class SourceConnector(Connector):
         return False
 
     def alter_offsets(self, props: Props, offsets: list[tuple[Partition, Offset | None]]) -> Awaitable[bool] | bool:
-        """Check or store offsets that a user alters. Returns False if the connector does neither.
+        """Check or store offsets that a user alters, and return True.
 
-        An offset of None is to be removed. An error that it raises rejects the offsets. The default returns False, and
-        accepts all offsets without a check.
+        An offset of None is to be removed. An error that it raises rejects the offsets. The default accepts all offsets
+        without a check, and returns False. The user is then told to alter any offsets outside of Connect as well.
         """
         return False
 

@@ -133,7 +133,10 @@ class Schema:
 
     @property
     def has_text_keys(self) -> bool:
-        """Whether each key of this map is text. Avro and JSON Schema write any other map as an array of entries."""
+        """Whether the keys of this MAP are of type STRING and not optional.
+
+        Avro and JSON Schema write any other MAP as an array of entries.
+        """
         keys = self.key_schema
         return keys is not None and keys.type is SchemaType.STRING and not keys.optional
 

@@ -193,7 +193,7 @@ def _measure_slice(
 class PartitionSlice:
     """The records of a slice for one partition.
 
-    `rows[at:]` are not in a batch yet. `full` is the last batch that `fill` was called with. It takes no more of them.
+    `rows[at:]` are not in a batch yet. The batch `full` takes no more of them: it is the last one passed to `fill`.
     """
 
     __slots__ = ("at", "full", "of", "queue", "rows")

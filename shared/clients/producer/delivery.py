@@ -130,7 +130,7 @@ class DeliveryLocations:
         return last, run[last] + self._of[start:].count(last) - 1 if isinstance(last, ProducerBatch) else -1
 
     def indices(self) -> list[int]:
-        """Return the index of each record in its batch, -1 for a record without a batch."""
+        """Return the index of each record in its batch, -1 for a record that an error kept out of a batch."""
         if self._indices is None:
             of = self.of
             ends = [*(start for start, _ in self._runs), len(of)][1:]

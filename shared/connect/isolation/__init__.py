@@ -1,1 +1,4 @@
-"""Connectors in processes of their own. A connector that blocks or dies affects no other connector."""
+"""Connectors in processes of their own, with `penstock.task.isolation=process`.
+
+A connector that blocks or dies there affects no other connector.
+"""

@@ -143,7 +143,10 @@ class WorkerConfig:
         return [pair.strip() for pair in self["rest.auth.users"].value.split(",") if pair.strip()]
 
     def client_props(self, prefix: str = "") -> dict[str, str]:
-        """Return the properties for Kafka's clients: the worker's own, overridden by those with `prefix`."""
+        """Return the properties for Kafka's clients: `bootstrap.servers`, and all that are no setting of the worker.
+
+        Those with `prefix` override them, without the prefix.
+        """
         own = {name: value for name, value in self.props.items() if name not in self.definition}
         own["bootstrap.servers"] = self.values["bootstrap.servers"]
         return own | with_prefix(self.props, prefix) if prefix else own

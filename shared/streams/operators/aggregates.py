@@ -132,7 +132,7 @@ class WindowAggregate(TimedProcessor):
         source: Columns | None = None,
         indexes: Int64Array | None = None,
     ) -> None:
-        """Keep for the lake what records would have added to the windows that they missed."""
+        """Keep for the lake each record that missed windows, with these windows and the state of this record alone."""
         if not len(late) or not self.context.keeps_late:
             return
         at = late[:, 0]

@@ -1,14 +1,14 @@
 """States that are Python objects, one for each row of a table, changed by the steps that a kernel writes.
 
-A step begins a row, adds a record to it, merges two rows, or copies, forwards, closes or drops one. Python executes the
-steps of a batch in order, for one aggregation after another. Records that are added to a row without another step of
+A step begins a row, adds a record to it, merges two rows, or copies, forwards, closes or drops one. For each
+aggregation, Python executes all steps of a batch in order. Records that are added to a row without another step of
 this row in between are added in one call.
 
 >>> from penstock.shared.streams.aggregations.collect import CollectList
 >>> states = ObjectStates(CollectList("page").bind(dict))
 >>> inputs = states.take([{"page": page} for page in "abc"])
 >>> steps = [(k.NEW, 0, -1), (k.ADD, 0, 0), (k.NEW, 1, -1), (k.ADD, 1, 2), (k.ADD, 0, 1), (k.CLOSE, 0, 0)]
->>> states.resize(2); done = states.execute(steps, inputs, [10, 20, 15])
+>>> states.resize(2); done = states.execute(steps, inputs, times=[10, 20, 15])
 >>> done.closed, states.rows
 ([(('a', 'b'), 2)], [None, (('c',), 1)])
 """
