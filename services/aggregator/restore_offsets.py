@@ -155,7 +155,7 @@ def compare(
 
 
 async def apply_restore(admin: Admin, kafka: KafkaSettings, plan: RestorePlan) -> None:
-    """Commit the plan's offsets. Raises CommitFailed if another client has committed over them."""
+    """Commit the plan's offsets, then read them back. Raises CommitFailed if another client has overwritten them."""
     application = plan.application
     offsets = {one.at: committed_position(BEGINNING if one.known is None else one.known) for one in plan.back}
     settings = ProducerSettings(transactional_id=f"{application}-restore-offsets")

@@ -178,7 +178,7 @@ def compact_changelog_ranges(options: CompactionTaskOptions) -> Callable[[bytes]
 async def compact_ranges(options: CompactionTaskOptions, ranges: Sequence[ChangelogRange]) -> CompactionTaskResult:
     """Read ranges and write their files.
 
-    Raises KafkaTimeout, ChangelogHole, CorruptRecord, SchemaMismatch or LakeUnavailable.
+    Raises ChangelogHole, CorruptRecord, SchemaMismatch, LakeUnavailable, or an error of Kafka such as KafkaTimeout.
     """
     results = []
     appended = defaultdict[str, list[pa.RecordBatch]](list)

@@ -46,7 +46,7 @@ def _validate_encoding(name: str, value: Any) -> None:
 
 
 class StringConverter(_Both):
-    """Text. Values of other types are written as their text form. Invalid bytes are read as replacement characters."""
+    """Text. Other values are written as text: `true` for True, `1,2` for a list. Invalid bytes are read as U+FFFD."""
 
     kafka_class = "org.apache.kafka.connect.storage.StringConverter"
 

@@ -74,7 +74,7 @@ class RecordQueue:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the queued keys, values and headers; a fetch is measured at the first use."""
+        """Return the bytes of the queued keys, values and headers."""
         if not self._length:
             return 0
         # A fetch is taken in several runs. Its sizes stay until its last record is taken.
