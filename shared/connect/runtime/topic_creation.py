@@ -53,12 +53,12 @@ class TopicCreationGroups:
     @classmethod
     def of(cls, props: Mapping[str, str]) -> TopicCreationGroups | None:
         """Return the topic groups of a validated configuration, or None if it does not configure new topics."""
-        names = [name.strip() for name in props.get("topic.creation.groups", "").split(",") if name.strip()]
+        names = [name.strip() for name in props.get("topic.creation.groups", "").split(",")]
         fallback = with_prefix(props, f"topic.creation.{DEFAULT_GROUP}.")
         if "partitions" not in fallback or "replication.factor" not in fallback:
             return None
         groups = []
-        for name in dict.fromkeys([*names, DEFAULT_GROUP]):
+        for name in [*dict.fromkeys(name for name in names if name not in ("", DEFAULT_GROUP)), DEFAULT_GROUP]:
             own = with_prefix(props, f"topic.creation.{name}.")
             groups.append(
                 TopicCreationGroup(

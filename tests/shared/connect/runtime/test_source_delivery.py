@@ -276,12 +276,15 @@ async def test_an_abandoned_task_commits_nothing_more() -> None:
         assert abandoned.commits == commits
 
 
-async def test_topics_are_created_by_their_group() -> None:
-    """A missing topic is created with the settings of the first group that matches it."""
+@pytest.mark.parametrize("groups", ["wide", "default,wide"])
+async def test_topics_are_created_by_their_group(groups: str) -> None:
+    """A missing topic is created with the settings of the first group that matches it. The group default applies only
+    if no other group matches, even if it is listed first.
+    """
     async with running() as run:
         await started(
             run,
-            topic_creation_groups="wide",
+            topic_creation_groups=groups,
             topic_creation_wide_include="w.*",
             topic_creation_wide_partitions="3",
             topic_creation_default_partitions="1",
