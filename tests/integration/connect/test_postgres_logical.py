@@ -39,7 +39,7 @@ async def db(url: str) -> AsyncIterator[Any]:
     await connection.execute("CREATE TABLE src (id int PRIMARY KEY, v text)")
     await connection.execute("ALTER TABLE src ALTER v SET STORAGE EXTERNAL")
     yield connection
-    await connection.execute("DROP TABLE src; DROP PUBLICATION IF EXISTS s")
+    await connection.execute("DROP TABLE IF EXISTS src, moved; DROP PUBLICATION IF EXISTS s")
     await connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT temporary")
     await connection.close()
 
@@ -170,6 +170,33 @@ async def test_a_poll_after_a_failed_poll_returns_all_records(url: str, db: Any)
         records = await polled(task)
         assert ids(records) == [("c", 1), ("d", 1), ("u", 2)]
         assert records[-1].value == {"id": 2, "v": LARGE}
+    finally:
+        await task.stop()
+
+
+@pytest.mark.parametrize(
+    ("change", "v"),
+    [
+        ("ALTER TABLE src DROP w; ALTER TABLE src ALTER id TYPE text; ALTER TABLE src RENAME TO moved", LARGE),
+        ("ALTER TABLE src RENAME id TO key", None),
+        ("DROP TABLE src", None),
+    ],
+)
+async def test_unchanged_large_values_of_a_changed_table(url: str, db: Any, change: str, v: str | None) -> None:
+    """If a table changes before an update is read, its unchanged large values are read from the columns that still
+    exist. They are null if the row cannot be found, because the key or the table no longer exists.
+    """
+    await db.execute("ALTER TABLE src ADD w text; ALTER TABLE src ALTER w SET STORAGE EXTERNAL")
+    await db.execute("CREATE PUBLICATION s FOR TABLE src")
+    task = await started(url, Context(), table_whitelist="")
+    try:
+        assert await task.poll() == []
+        await db.execute("INSERT INTO src VALUES (1, $1, $1)", LARGE)
+        await db.execute("UPDATE src SET id = 1")
+        await db.execute(change)
+        records = await polled(task)
+        assert ids(records) == [("c", 1), ("u", 1)]
+        assert records[-1].value == {"id": 1, "v": v, "w": None}
     finally:
         await task.stop()
 

@@ -118,7 +118,7 @@ class IncompleteRow:
 
     relation: Relation
     names: list[str]
-    key: dict[str, tuple[int, str]]
+    key: dict[str, str]
     value: Row
 
 
@@ -274,7 +274,7 @@ class SlotReader:
     def _note_incomplete_row(self, table: _CapturedTable, texts: Values, missing: Sequence[str], value: Row) -> None:
         columns = table.relation.columns
         key = {
-            column.name: (column.type_oid, text)
+            column.name: text
             for column, text in zip(columns, texts, strict=True)
             if column.is_key and isinstance(text, str)
         }
@@ -413,26 +413,25 @@ class LogicalReader:
     async def _complete_large_values(self, connection: Any, row: IncompleteRow) -> None:
         """Read the current large values that an update did not contain.
 
-        They stay null if the update has no key, or if the row no longer exists.
+        They stay null if the update has no key, or if the row or the column no longer exists.
         """
-        if not row.key:
-            return
-        oids = [oid for oid, _ in row.key.values()]
-        types = await connection.fetch(
-            "SELECT format_type(oid, -1) AS name FROM unnest($1::oid[]) WITH ORDINALITY u (oid, at) ORDER BY at",
-            oids,
+        # The log describes the table as it was at the update. The table may have changed since then.
+        columns = await connection.fetch(
+            "SELECT attrelid::regclass::text AS table, attname AS name, format_type(atttypid, -1) AS type "
+            "FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped",
+            row.relation.oid,
         )
-        wheres = [
-            f"{sql.quoted_column(name)} = ${at}::text::{kind['name']}"
-            for at, (name, kind) in enumerate(zip(row.key, types, strict=True), start=1)
-        ]
-        wanted = ", ".join(f"{sql.quoted_column(name)}::text" for name in row.names)
-        table = f"{sql.quoted_column(row.relation.namespace)}.{sql.quoted_column(row.relation.name)}"
+        types = {column["name"]: column["type"] for column in columns}
+        names = [name for name in row.names if name in types]
+        if not names or not row.key or not row.key.keys() <= types.keys():
+            return
+        wanted = ", ".join(f"{sql.quoted_column(name)}::text" for name in names)
+        wheres = [f"{sql.quoted_column(name)} = ${at}::text::{types[name]}" for at, name in enumerate(row.key, start=1)]
         found = await connection.fetchrow(
-            f"SELECT {wanted} FROM {table} WHERE {' AND '.join(wheres)}", *(text for _, text in row.key.values())
+            f"SELECT {wanted} FROM {columns[0]['table']} WHERE {' AND '.join(wheres)}", *row.key.values()
         )
         if found is not None:
-            self._changes.completed(row, dict(zip(row.names, found, strict=True)))
+            self._changes.completed(row, dict(zip(names, found, strict=True)))
 
     # --- the publication and the slot ---
 
