@@ -5,7 +5,8 @@ result. The rules:
 
 1. One job runs at a time. A request during a job is dropped; the punctuator requests again at its next time. If a job
    has left records, the next job starts at once.
-2. A failed job is retried with backoff and never harms the aggregator.
+2. A failed job is retried with backoff and never harms the aggregator. A request ends the backoff. No
+   request follows from a failure, so failures never lead to a tight loop.
 3. If a job is stopped by its timeout after it began to read, the next job reads at most half as many records. So a
    backlog of any size is compacted in the end. Each success doubles the number again, up to the setting.
 4. If partition 0 moves to another instance, a running job is stopped. The next owner starts its own.
@@ -368,6 +369,7 @@ class CompactionSupervisor:
         if self._lag_watch is None or self._lag_watch.is_owned():
             self._requested.set()
             return
+        self._requested.clear()
         self._consecutive_failures = 0
         self._failing.set(0)
         log.info("compaction: another instance owns partition 0 now, and compacts the rest")
@@ -375,7 +377,9 @@ class CompactionSupervisor:
     async def _wait_before_compaction_retry(self) -> None:
         compaction = self._settings.compaction
         backoff = ExponentialBackoff(compaction.retry_backoff_ms, compaction.interval_ms)
-        await asyncio.sleep(backoff.wait_ms(self._consecutive_failures) / 1000)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(backoff.wait_ms(self._consecutive_failures) / 1000):
+                await self._requested.wait()
 
     async def _stop_job(self) -> None:
         job = self._job

@@ -44,7 +44,7 @@ class CompactionSettings(Section):
         description="also start once so many bytes of the changelog are in no snapshot; unset: only by time",
     )
     retry_backoff_ms: PositiveMs = Field(
-        default=10_000, description="pause after a failed job; doubles up to the interval"
+        default=10_000, description="pause after a failed job, unless a job is requested; doubles up to the interval"
     )
     timeout_ms: PositiveMs = Field(
         default=3_600_000, description="a job that runs longer is stopped and counts as failed"

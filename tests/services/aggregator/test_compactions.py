@@ -21,8 +21,10 @@ from penstock.services.aggregator.compaction_supervisor import (
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.child_process import ChildProcess
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.lake.compaction_history import Compaction
 from penstock.shared.testing.manual_clock import ManualClock
+from tests import virtual_time
 
 SECRETS = {
     "PENSTOCK_KAFKA__SASL_PASSWORD": "hunter2",
@@ -322,3 +324,56 @@ async def test_a_shutdown_as_the_job_ends(monkeypatch: pytest.MonkeyPatch) -> No
     running = asyncio.create_task(supervisor.run())
     await asyncio.wait({running}, timeout=5)
     assert running.cancelled()
+
+
+def test_a_request_ends_the_wait_after_a_failed_job() -> None:
+    """After a failed job, a request starts the next job at once. Without one, the job is retried with backoff."""
+    started_s: list[float] = []
+
+    def fail(_given: AggregatorSettings) -> list[str]:
+        started_s.append(asyncio.get_running_loop().time())
+        raise ConfigError("no")
+
+    async def scenario() -> None:
+        clock = virtual_time.LoopClock()
+        supervisor = CompactionSupervisor(settings(), CollectorRegistry(), clock, job=fail)
+        running = asyncio.create_task(supervisor.run())
+        supervisor.request()
+        for _ in range(2):
+            await virtual_time.let_pass(1)
+            assert supervisor.why_not_now() == ""
+            supervisor.request()
+        await virtual_time.let_pass(42)
+        running.cancel()
+
+    virtual_time.run(scenario())
+    # The third failure in a row is retried after 4 times `retry_backoff_ms`.
+    assert started_s == [0, 1, 2, 42]
+
+
+def test_a_request_without_partition_0_is_dropped_after_a_failed_job() -> None:
+    """A request in the wait after a failed job is dropped if partition 0 has moved to another instance."""
+    started_s: list[float] = []
+    is_ours = True
+
+    def fail(_given: AggregatorSettings) -> list[str]:
+        started_s.append(asyncio.get_running_loop().time())
+        raise ConfigError("no")
+
+    async def scenario() -> None:
+        nonlocal is_ours
+        clock = virtual_time.LoopClock()
+        watch = CompactionLagWatch(settings(), CollectorRegistry(), lambda: is_ours, clock)
+        supervisor = CompactionSupervisor(settings(), CollectorRegistry(), clock, job=fail, lag_watch=watch)
+        running = asyncio.create_task(supervisor.run())
+        supervisor.request()
+        await virtual_time.let_pass(1)
+        is_ours = False
+        supervisor.request()
+        await virtual_time.let_pass(600)
+        is_ours = True
+        assert supervisor.why_not_now() == ""
+        running.cancel()
+
+    virtual_time.run(scenario())
+    assert started_s == [0]
