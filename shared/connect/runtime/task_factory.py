@@ -2,8 +2,9 @@
 
 The converters are the connector's, or else the worker's. Each converter gets the settings under its own prefix. The
 settings of a client have three layers: the worker's settings, then the worker's `consumer.*`, `producer.*` or
-`admin.*`, then the connector's overrides. A later layer overrides an earlier one.
-`connector.client.config.override.policy` limits the connector's overrides.
+`admin.*`, then the connector's overrides. A later layer overrides an earlier one. The worker's own
+`client.id` does not apply, since each client has an id of its own. `connector.client.config.override.policy` limits the
+connector's overrides.
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ class TaskFactory:
         overrides = with_prefix(connector, f"{kind}.override.")
         check_overrides(self._config["connector.client.config.override.policy"], kind, overrides)
         client_id = {"client.id": f"connector-{kind}-{id}"}
-        return {**client_id, **self._config.client_props(f"{kind}."), **overrides}
+        worker_overrides = with_prefix(self._config.props, f"{kind}.")
+        return {**self._config.client_props(), **client_id, **worker_overrides, **overrides}
 
     def converter(self, which: str, kind: str, connector: Props) -> Any:
         """Return the connector's converter, or else the worker's, configured."""

@@ -19,7 +19,6 @@ from penstock.shared.connect.config_def import (
     at_least,
     one_of,
 )
-from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.redaction import hidden
 from penstock.shared.connect.runtime.client_settings import kafka_settings
 
@@ -142,14 +141,11 @@ class WorkerConfig:
         """The pairs `user:password` of `rest.auth.users`."""
         return [pair.strip() for pair in self["rest.auth.users"].value.split(",") if pair.strip()]
 
-    def client_props(self, prefix: str = "") -> dict[str, str]:
-        """Return the properties for Kafka's clients: `bootstrap.servers`, and all that are no setting of the worker.
-
-        Those with `prefix` override them, without the prefix.
-        """
+    def client_props(self) -> dict[str, str]:
+        """Return the properties for Kafka's clients: `bootstrap.servers`, and all that are no setting of the worker."""
         own = {name: value for name, value in self.props.items() if name not in self.definition}
         own["bootstrap.servers"] = self.values["bootstrap.servers"]
-        return own | with_prefix(self.props, prefix) if prefix else own
+        return own
 
 
 def standalone_config() -> ConfigDef:

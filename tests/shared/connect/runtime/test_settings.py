@@ -18,7 +18,10 @@ from penstock.shared.connect.runtime.client_settings import (
 )
 from penstock.shared.connect.runtime.config_validation import plugin_definitions, validate_connector
 from penstock.shared.connect.runtime.plugins import Plugins
-from penstock.shared.connect.runtime.worker_config import WORKER_ONLY, StandaloneConfig
+from penstock.shared.connect.runtime.states import ConnectorTaskId
+from penstock.shared.connect.runtime.task_factory import TaskFactory
+from penstock.shared.connect.runtime.worker_config import WORKER_ONLY, StandaloneConfig, WorkerConfig
+from tests.shared.connect.harness import Store
 from tests.shared.connect.recordings import recorded_requests
 
 WORKER = {"connect.files.allowed": ["/"]}
@@ -282,6 +285,26 @@ def test_a_sink_reads_in_its_own_group() -> None:
     assert sink_group_id("snk", {}) == "connect-snk"
     assert sink_group_id("snk", {"consumer.override.group.id": "g"}) == "g"
     assert sink_group_id("snk", {"consumer.override.group.id": ""}) == "connect-snk"
+
+
+def test_clients_of_tasks_have_ids_of_their_own(plugins: Plugins) -> None:
+    """As in Kafka Connect, the worker's `client.id` does not name its tasks' clients. `consumer.client.id` does, and
+    the connector's override counts before it. The worker's other client settings apply to the tasks' clients.
+    """
+    config = WorkerConfig(
+        STANDALONE
+        | {"client.id": "worker", "consumer.client.id": "consumers", "security.protocol": "SSL", "linger.ms": "1"}
+        | {"producer.linger.ms": "2"}
+    )
+    factory = TaskFactory(config, plugins, Store())
+    id = ConnectorTaskId("snk", 0)
+    producer = factory.client_props(id, "producer", {})
+    assert producer["client.id"] == "connector-producer-snk-0"
+    assert (producer["security.protocol"], producer["linger.ms"]) == ("SSL", "2")
+    assert factory.client_props(id, "admin", {})["client.id"] == "connector-admin-snk-0"
+    assert factory.client_props(id, "consumer", {})["client.id"] == "consumers"
+    assert factory.client_props(id, "consumer", {"consumer.override.client.id": "own"})["client.id"] == "own"
+    assert config.kafka.client_id == "worker"
 
 
 def test_standalone_needs_a_file() -> None:
