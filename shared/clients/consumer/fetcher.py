@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from penstock.shared.clients.consumer.subscription_state import EARLIEST, LATEST, Move, ResetPolicy
 from penstock.shared.clients.protocol.completed_fetch import CompletedFetch
@@ -305,6 +306,8 @@ class Fetcher:
                 if state.completed_fetches and state.is_paused:
                     free += state.buffered_bytes
                     state.drop_fetched()
+                    # The next fetch finds the error again, after the records that are dropped here.
+                    state.error = None
                     self._ready.pop(tp, None)
         share = min(free // idle_nodes, most)
         return share if share >= worth else 0
@@ -473,8 +476,10 @@ class Fetcher:
     def take(self, max_records: int | None) -> dict[TopicPartition, Columns]:
         """Return at most `max_records` records of partitions that are not paused, the longest waiting partition first.
 
-        The positions advance past the records. If there are none, raises the error of a partition's fetch, lookup or
-        batch. CorruptRecord is raised again by each such call until a seek.
+        The positions advance past the records. Raises the error of a partition's fetch, lookup or batch when it is the
+        partition's turn and all records before the error were returned. If this call already has records of other
+        partitions, it returns them, and the next call raises. Then the other partitions have their turns. CorruptRecord
+        is raised again at each turn of the partition until a seek.
         """
         fetched: dict[TopicPartition, Columns] = {}
         records_left = max_records
@@ -483,6 +488,10 @@ class Fetcher:
             state = self._partitions[tp]
             if state.is_paused:
                 continue
+            if state.error is not None and not state.completed_fetches:
+                if fetched:
+                    break
+                self._raise_error(tp, state)
             bytes_left -= state.buffered_bytes
             before = state.position
             columns = self._take_records_of(state, records_left)
@@ -499,8 +508,8 @@ class Fetcher:
             elif state.position is not None and state.position != before:
                 # The completed fetch held only transaction markers or aborted records.
                 self._moves[tp] = Move(state.position, state.position_epoch)
-        if not fetched:
-            self._raise_error()
+            if state.error is not None and not fetched:
+                self._raise_error(tp, state)
         return fetched
 
     def moves(self) -> dict[TopicPartition, Move]:
@@ -529,18 +538,16 @@ class Fetcher:
                 return columns
         return None
 
-    def _raise_error(self) -> None:
-        for tp in self._ready:
-            state = self._partitions[tp]
-            if state.error is None or state.is_paused:
-                continue
-            error = state.error
-            # The error stays until a seek. Raise a copy, because each raise extends the traceback of the object.
-            if isinstance(error, CorruptRecord):
-                raise CorruptRecord(str(error)) from error.__cause__
-            state.error = None
-            del self._ready[tp]
-            raise error
+    def _raise_error(self, tp: TopicPartition, state: FetcherPartition) -> NoReturn:
+        error = state.error
+        assert error is not None
+        del self._ready[tp]
+        # The error stays until a seek. Raise a copy, because each raise extends the traceback of the object.
+        if isinstance(error, CorruptRecord):
+            self._ready[tp] = None
+            raise CorruptRecord(str(error)) from error.__cause__
+        state.error = None
+        raise error
 
     # --- helpers ---
 

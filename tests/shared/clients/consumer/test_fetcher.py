@@ -350,16 +350,53 @@ def test_a_top_level_error_or_a_missing_partition() -> None:
 
 
 def test_an_authorization_error_is_raised_once() -> None:
-    """An authorization error is raised once, after all buffered records are returned. Then the fetch is retried."""
+    """An authorization error is raised once, at the partition's turn. Then the fetch is retried."""
     scene = Scene().at(a0=0, a1=0)
     scene.respond_to_all(a0=UNAUTHORIZED, a1=batch(0, 1))
-    assert scene.take() == {A1: [0]}
-    assert scene.fetcher.moves() == {}
     with pytest.raises(AuthorizationFailed, match="a-0: TOPIC_AUTHORIZATION_FAILED"):
         scene.take()
+    assert scene.take() == {A1: [0]}
+    assert scene.fetcher.moves() == {}
     assert scene.take() == {}
     scene.now = 100
     assert A0 in scene.fetches()[1].wanted
+
+
+def test_records_of_other_partitions_do_not_hide_an_error() -> None:
+    """A partition's error is raised although each poll finds records of another partition."""
+    scene = Scene().at(a0=0, a1=0)
+    scene.respond_to_all(a0=batch(0, 2), a1=UNAUTHORIZED)
+    scene.respond_to_all(a0=batch(2, 2))
+    assert scene.take(1) == {A0: [0]}
+    with pytest.raises(AuthorizationFailed, match="a-1"):
+        scene.take(1)
+    assert scene.take() == {A0: [1]}
+
+
+def test_an_error_ends_a_poll_that_has_records() -> None:
+    """A poll that reaches a partition with an error returns the records that it has, and the next poll raises."""
+    scene = Scene().at(a0=0, a1=0)
+    scene.respond_to_all(a0=batch(0, 1), a1=UNAUTHORIZED)
+    scene.respond_to_all(a0=batch(1, 1))
+    assert scene.take() == {A0: [0]}
+    with pytest.raises(AuthorizationFailed, match="a-1"):
+        scene.take()
+    assert scene.take() == {A0: [1]}
+
+
+def test_a_dropped_buffer_takes_its_error_along() -> None:
+    """If the buffer of a paused partition is dropped, its error is found again by the next fetch."""
+    scene = Scene(fetch_buffer_bytes=5 * SIZE).at(a0=0, a1=0, b0=0)
+    scene.respond_to_all(a0=batch(0, 2, 900))
+    scene.respond_to_all(a0=UNAUTHORIZED, a1=batch(0, 2, 1_100))
+    assert isinstance(scene.fetcher.error_of(A0), AuthorizationFailed)
+    scene.fetcher.pause(A0)
+    scene.fetcher.pause(A1)
+    assert list(scene.fetches()) == [2]
+    assert scene.fetcher.buffered_bytes == 0
+    scene.fetcher.resume(A0)
+    scene.now = 10_000
+    assert scene.fetches()[1].wanted == {A0: 0}
 
 
 def corrupted(data: bytes) -> bytes:
@@ -373,6 +410,8 @@ def test_a_corrupt_batch() -> None:
     scene.respond_to_all(a0=batch(4, 2))
     assert scene.take() == {A0: [0, 1]}
     scene.respond_to_all(a1=batch(0, 1))
+    with pytest.raises(CorruptRecord, match=r"a-0.*offset 2.*checksum"):
+        scene.take()
     assert scene.take() == {A1: [0]}
     for _ in range(2):
         with pytest.raises(CorruptRecord, match=r"a-0.*offset 2.*checksum"):
