@@ -11,14 +11,22 @@ from penstock.shared.common.byte_copies import copied
 from penstock.shared.common.packed_bytes import NULL, PackedBytes
 
 ARROW_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary()}
+BINARY_BYTES_MAX = 2**31 - 1
+"""The most bytes that one Arrow array of type `binary` can hold: its offsets are int32."""
 
 
 def binary_array(strings: PackedBytes) -> pa.Array:
     """Return an Arrow array of type `binary` of the byte strings, none of which may be null. Their bytes are copied.
 
+    Raises pyarrow's ArrowCapacityError for more than BINARY_BYTES_MAX bytes.
+
     >>> binary_array(PackedBytes.of([b"ann", b""])).to_pylist()
     [b'ann', b'']
     """
+    size = int(strings.lengths.sum())
+    # The sums below would wrap, and the array would have other strings.
+    if size > BINARY_BYTES_MAX:
+        raise pa.ArrowCapacityError(f"{size} bytes do not fit into one binary array, at most {BINARY_BYTES_MAX} do")
     own = copied(strings)
     ends = np.zeros(len(own) + 1, np.int32)
     np.cumsum(own.lengths, out=ends[1:])

@@ -348,9 +348,10 @@ class PartitionCompaction:
             own = [part for part in own if len(part)]
             if not own:
                 continue
-            keys = binary_array(PackedBytes.joined([part.keys for part in own])).dictionary_encode()
-            starts = np.concatenate([*(part.starts for part in own), np.empty(0, np.int64)])
-            newest = newest_of_each_window(keys.indices.to_numpy(), starts)
+            # The keys of all parts may be more bytes than one `binary` array can hold. The chunks share one dictionary.
+            keys = pa.chunked_array([binary_array(part.keys).cast(pa.large_binary()) for part in own])
+            codes = np.concatenate([chunk.indices.to_numpy() for chunk in keys.dictionary_encode().chunks])
+            newest = newest_of_each_window(codes, np.concatenate([part.starts for part in own]))
             at = 0
             for part in own:
                 indexes = newest[(newest >= at) & (newest < at + len(part))] - at

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.shared.common.arrow_arrays import binary_array
 from penstock.shared.common.byte_copies import copied
 from penstock.shared.common.interleaving import interleaved
 from penstock.shared.common.packed_bytes import SPARSE, PackedBytes
@@ -86,3 +88,11 @@ def test_rows_alternate_raw_bytes_and_texts(data: st.DataObject, columns: int, r
         for row in zip(*(column[1:] for column in of_rows), strict=True)
     ]
     assert list(found) == expected
+
+
+def test_more_bytes_than_a_binary_array_can_hold_are_an_error() -> None:
+    """Byte strings of 2 GiB in all are an error before their bytes are copied. They overlap here, in 1 MiB."""
+    size = 1 << 20
+    strings = PackedBytes(np.zeros(size, np.uint8), np.zeros(2048, np.int64), np.full(2048, size))
+    with pytest.raises(pa.ArrowCapacityError):
+        binary_array(strings)

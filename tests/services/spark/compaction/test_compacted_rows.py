@@ -36,6 +36,7 @@ from penstock.services.spark.compaction.rewrite import RewriteInput, rewrite, ro
 from penstock.services.spark.table_columns import DAY_MS, PROGRESS, TIMESTAMP_MS_MAX, state_schema
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common import arrow_arrays
 from penstock.shared.common.errors import ChangelogHole, CorruptRecord, KafkaTimeout, SchemaMismatch
 from penstock.shared.common.records import RecordColumns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -210,6 +211,20 @@ def test_windows_of_several_batches_keep_their_offsets() -> None:
         (b"d", 6),
         (b"e", 7),
     ]
+
+
+def test_the_keys_of_a_range_may_be_larger_than_one_arrow_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest change of each window is found if the keys of each batch fit into one array, and those of all do not.
+
+    The array is limited to 4 bytes instead of 2 GiB.
+    """
+    monkeypatch.setattr(arrow_arrays, "BINARY_BYTES_MAX", 4)
+    entries = [takeover(), live(b"aa", 1, 2, 1), live(b"bb", 1, 2, 2), progress()]
+    entries += [live(b"cc", 1, 2, 3, 1), live(b"bb", 1, 2, 4, 1), progress(1)]
+    entries += [live(b"aa", 1, 2, 5, 2), live(b"aa", 3, 4, 6, 2), progress(2)]
+    rows = windows_of(compacted(entries, at_once=3))
+    found = [(row["key"], row["start_ms"], row["s"]["n_n"], row["changelog_offset"]) for row in rows]
+    assert found == [(b"cc", 1, 3, 4), (b"bb", 1, 4, 5), (b"aa", 1, 5, 7), (b"aa", 3, 6, 8)]
 
 
 def test_windows_of_two_stores_are_different_rows() -> None:
