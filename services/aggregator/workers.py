@@ -111,9 +111,12 @@ class WorkerSlot:
         return await self.process.wait()
 
     async def stop(self) -> None:
-        """End the process, if there is one, and close the connections to it."""
+        """End the process, if there is one."""
         if self.process is not None:
             await self.process.terminate(self._stop_timeout_ms)
+
+    async def close(self) -> None:
+        """Close the connections to the process. No request may follow."""
         await self._client.aclose()
 
     async def check(self) -> CheckResult:
@@ -232,6 +235,8 @@ class WorkerSupervisor:
         try:
             await asyncio.gather(*(worker.stop() for worker in self.workers))
             await self.server.stop(int(self._settings.shutdown_timeout_ms * REQUEST_SHARE))
+            # Last, because the server forwards requests until it has stopped.
+            await asyncio.gather(*(worker.close() for worker in self.workers))
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -64,6 +64,7 @@ async def serving(worker: WorkerSlot, app: FastAPI) -> AsyncIterator[None]:
     finally:
         await worker.stop()
         await server.stop(0)
+        await worker.close()
 
 
 def test_settings_of_a_worker() -> None:
@@ -107,6 +108,7 @@ async def test_a_workers_health_is_one_check(tmp_path: Path) -> None:
         )
         assert "does not answer: InvalidJson" in (await worker.check()).detail
     await worker.stop()
+    await worker.close()
     assert "has ended" in (await worker.check()).detail
 
 
@@ -123,7 +125,7 @@ async def test_a_request_is_forwarded_to_a_reachable_worker(tmp_path: Path) -> N
         assert own.body == b"b /v1/streams? "
     with pytest.raises(Problem, match="worker-1: ConnectError"):
         await AnyWorker([gone]).forward("GET", "/v1/streams", "", b"", "")
-    await gone.stop()
+    await gone.close()
 
 
 async def test_only_reads_are_retried_at_another_worker(tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ async def test_only_reads_are_retried_at_another_worker(tmp_path: Path) -> None:
             assert (await any_one.forward("GET", "/v1/streams", "", b"", "")).body.startswith(b"b ")
     assert accepted == [b"POST", b"GET"]
     listener.close()
-    await broken.stop()
+    await broken.close()
 
 
 class Short(WorkerSupervisor):
@@ -178,6 +180,28 @@ async def test_health_and_metrics_cover_all_workers() -> None:
     assert 'penstock_streams_x_total{topic="t",worker="2"} 2.0' in text
     assert text.count("# TYPE penstock_streams_x_total counter") == 1
     assert (failing.status_code, failing.json()["checks"]["worker-1"]["status"]) == (503, "failing")
+    await workers.shutdown()
+
+
+async def test_requests_are_answered_while_workers_stop() -> None:
+    """If a worker has stopped and another still answers, /metrics and /v1/streams come from the one that answers.
+
+    A request for the stopped worker is rejected with 503.
+    """
+    workers = Short(settings_of(), ARGUMENTS)
+    await workers.startup()
+    one, two = workers.workers
+    await one.start(FOREVER, 1_000)
+    client = httpx.AsyncClient(base_url=workers.server.url, trust_env=False)
+    async with serving(two, app_of("bb")), client:
+        await one.stop()
+        metrics_page = await client.get("/metrics")
+        anywhere = await client.get("/v1/streams")
+        stopped = await client.get("/workers/1/v1/streams")
+    assert metrics_page.status_code == 200
+    assert 'penstock_streams_x_total{topic="t",worker="2"} 2.0' in metrics_page.text
+    assert anywhere.text.startswith("bb /v1/streams")
+    assert (stopped.status_code, "NO_WORKER" in stopped.text) == (503, True)
     await workers.shutdown()
 
 
