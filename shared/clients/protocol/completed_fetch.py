@@ -473,10 +473,13 @@ class _PackedFetch:
         broken: Broken = None
         own = [(where, batch) for where, batch in enumerate(self._batches) if batch is not None]
         at = 0
+        limit = len(own)
         while at < len(own) and broken is None:
-            run = self._run(own[at:])
+            run = self._run(own[at : at + limit])
             done = self._decode(run, parts)
             at += done
+            # Otherwise each batch for aiokafka's reader would cause all batches after it to be decompressed again.
+            limit = max(2 * done, 1)
             # The kernel leaves this batch to aiokafka's reader.
             if done < max(len(run), 1):
                 where, batch = own[at]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.shared.clients.protocol import completed_fetch as completed_fetch_module
 from penstock.shared.clients.protocol.completed_fetch import DECODED_RECORDS, CompletedFetch
 from penstock.shared.clients.protocol.record_batches import crc32c, new_batch_builder, seal_batch
 from penstock.shared.common.errors import CorruptRecord
@@ -266,6 +267,35 @@ def test_a_later_abort_does_not_hide_a_batch_that_cannot_be_read() -> None:
     with pytest.raises(CorruptRecord, match="t-0 at offset 2"):
         fetched.read(None)
     assert fetched.position == 2
+
+
+NOT_ASCII = [("\xe9", b"1")]
+"""Headers that the kernel leaves to aiokafka's reader."""
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize("unusual", [lambda i: True, lambda i: i % 2, lambda i: i % 10 == 9, lambda i: i > 150])
+def test_the_work_for_batches_that_the_kernel_does_not_decode_is_linear(
+    monkeypatch: pytest.MonkeyPatch, unusual: Callable[[int], bool], compression: str
+) -> None:
+    """Each batch is decompressed and planned a few times at most, wherever the batches for aiokafka's reader are."""
+    planned = []
+
+    def count_plan_row(d: Any, one: Any, *bounds: int) -> Any:
+        planned.append(one)
+        return plan_row(d, one, *bounds)
+
+    plan_row = completed_fetch_module._plan_row
+    monkeypatch.setattr(completed_fetch_module, "_plan_row", count_plan_row)
+    n = 200
+    batches = [
+        batch(b"%d" % i, offset=i, headers=NOT_ASCII if unusual(i) else (), compression=compression) for i in range(n)
+    ]
+    columns = completed_fetch(*batches).read(None)
+    assert rows(columns) == [(i, b"%d" % i) for i in range(n)]
+    assert columns is not None
+    assert columns.headers == [tuple(NOT_ASCII) if unusual(i) else () for i in range(n)]
+    assert len(planned) <= 4 * n
 
 
 def transaction(value: bytes, offset: int, producer_id: int) -> bytes:
