@@ -126,14 +126,16 @@ class _FetchedBatch:
 
 @cache
 def compile_decoding() -> None:
-    """Compile the kernel of `CompletedFetch`, or load it from the cache.
+    """Compile the kernels of `CompletedFetch`, or load them from the cache.
 
     Calls after the first one do nothing. Without numba, no call does anything.
     """
     if IS_COMPILED:
         from penstock.shared.clients.protocol import decoding_kernel
+        from penstock.shared.common import byte_copies
 
         decoding_kernel.compile_kernels()
+        byte_copies.compile_kernels()
 
 
 class CompletedFetch:
@@ -142,7 +144,7 @@ class CompletedFetch:
 
     `position` is the offset of the next record to return, `end_offset` that to fetch next. `epoch` is the highest
     leader epoch of the decoded batches, `end_epoch` that of the batch before `end_offset` (-1 if unknown). If `packed`
-    is True, the columns keep the whole buffer of fetched or decompressed bytes in memory.
+    is True, the columns may keep the whole buffer of fetched or decompressed bytes in memory.
     """
 
     __slots__ = (
@@ -615,12 +617,16 @@ def _packed(lists: _ListFetch) -> _Part:
 
 
 def _joined(parts: Sequence[_Part]) -> _Part:
+    # Imported late: it loads numba.
+    from penstock.shared.common.byte_copies import copied
+
     headers: Sequence[Headers] | None = None
     if any(part.headers is not None for part in parts):
         headers = HeaderColumn([own for part in parts for own in (part.headers or [()] * len(part.keys))])
+    # Only the strings are joined: most parts share the buffer of fetched bytes, which would be joined once for each.
     return _Part(
-        PackedBytes.joined([part.keys for part in parts]),
-        PackedBytes.joined([part.values for part in parts]),
+        PackedBytes.joined([copied(part.keys) for part in parts]),
+        PackedBytes.joined([copied(part.values) for part in parts]),
         np.concatenate([part.timestamps for part in parts]),
         np.concatenate([part.offsets for part in parts]),
         headers,

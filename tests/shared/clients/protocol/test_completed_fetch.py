@@ -16,6 +16,7 @@ from penstock.shared.clients.protocol import completed_fetch as completed_fetch_
 from penstock.shared.clients.protocol.completed_fetch import DECODED_RECORDS, CompletedFetch
 from penstock.shared.clients.protocol.record_batches import crc32c, new_batch_builder, seal_batch
 from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns
 from tests.property_tests import examples
 from tests.shared.clients.protocol.compressions import COMPRESSION
@@ -296,6 +297,20 @@ def test_the_work_for_batches_that_the_kernel_does_not_decode_is_linear(
     assert columns is not None
     assert columns.headers == [tuple(NOT_ASCII) if unusual(i) else () for i in range(n)]
     assert len(planned) <= 4 * n
+
+
+@pytest.mark.parametrize("other", [{"headers": NOT_ASCII}, {"compression": "gzip"}])
+def test_columns_of_alternating_batches_hold_each_byte_once(other: dict[str, Any]) -> None:
+    """If every second batch is decoded in another way, the columns hold the bytes of keys and values once."""
+    values = [b"%03d" % i * 100 for i in range(100)]
+    batches = [batch(value, None, offset=2 * i, **(other if i % 2 else {})) for i, value in enumerate(values)]
+    columns = completed_fetch(*batches, packed=True).read(None)
+    assert columns is not None
+    assert columns.offsets.tolist() == list(range(200))
+    assert columns.keys == [b"k"] * 200
+    assert columns.values == [found for value in values for found in (value, None)]
+    held = [column.data.nbytes for column in (columns.keys, columns.values) if isinstance(column, PackedBytes)]
+    assert held == [200, 100 * 300]
 
 
 def transaction(value: bytes, offset: int, producer_id: int) -> bytes:
