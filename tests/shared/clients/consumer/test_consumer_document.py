@@ -58,7 +58,9 @@ def test_names_in_the_document_exist() -> None:
         "commit_async",
         "client_id",
         "correlation_id",
+        "on_consume",
         "on_partitions_lost",
+        "on_partitions_revoked",
         "not_retriable",
         "penstock_consumer_offsets_skipped_total",
     }
