@@ -10,8 +10,10 @@ Times are `now_ms` of a monotonic clock, which the caller passes.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from penstock.shared.clients.producer.producer_batch import BatchState, ProducerBatch
@@ -89,8 +91,8 @@ class PartitionQueue:
         return self.ready_since_ms is not None and now_ms - self.ready_since_ms > HELD_UP_MS
 
     def earlier_pending(self, batch: ProducerBatch) -> bool:
-        """Whether a batch with an earlier sequence number is still pending."""
-        return any(other.sequenced and other.order < batch.order for other in (*self.out, *self.queued))
+        """Whether an earlier batch is still pending. If `batch` has a sequence number, the earlier one has one too."""
+        return any(other.order < batch.order for other in (*self.out, *self.queued))
 
 
 class Drained(NamedTuple):
@@ -257,8 +259,7 @@ class RecordAccumulator:
 
     def is_out(self, batch: ProducerBatch) -> bool:
         """Whether a batch is in a request."""
-        queue = self._queues.get(batch.tp)
-        return queue is not None and batch in queue.out
+        return batch in self._queues[batch.tp].out
 
     def reenqueue(self, batch: ProducerBatch, retry_at_ms: int) -> None:
         """Put a batch back into its partition's queue, in the order of the records; it is due from `retry_at_ms` on."""
@@ -266,10 +267,7 @@ class RecordAccumulator:
         batch.retry_at_ms = retry_at_ms
         queue = self._queues[batch.tp]
         # Not at the front: with several batches in flight a later one may fail first (Java: `insertInSequenceOrder`).
-        at = 0
-        while at < len(queue.queued) and queue.queued[at].order < batch.order:
-            at += 1
-        queue.queued.insert(at, batch)
+        insort(queue.queued, batch, key=lambda each: each.order)
         self._active[queue] = None
 
     def replace(self, batch: ProducerBatch, parts: list[ProducerBatch], retry_at_ms: int) -> None:
@@ -290,12 +288,8 @@ class RecordAccumulator:
         Queued batches are removed from `queued`. Those in a request stay in `out` until it is over.
         """
         oldest = now_ms - self._settings.delivery_timeout_ms
-        expired = []
         # `incomplete` is in order of age.
-        for batch in self.incomplete:
-            if batch.created_ms > oldest:
-                break
-            expired.append(batch)
+        expired = list(takewhile(lambda batch: batch.created_ms <= oldest, self.incomplete))
         # First note the reasons: removing the first batch of a partition clears the partition's reason.
         for batch in expired:
             if not self.is_out(batch):
@@ -366,4 +360,4 @@ class RecordAccumulator:
 def _has_untried_leader(batch: ProducerBatch, node_for: Callable[[TopicPartition], int | None]) -> bool:
     # A node that was tried before does not count. Otherwise two nodes that name each other as the leader would get the
     # batch in turn without any backoff.
-    return batch.attempts > 0 and node_for(batch.tp) not in (None, *batch.nodes)
+    return bool(batch.attempts) and node_for(batch.tp) not in (None, *batch.nodes)

@@ -298,6 +298,7 @@ def test_a_partition_whose_node_takes_no_more() -> None:
     table.core.busy = {1}
     table.fill(A, LIMIT)
     table.core.turn()
+    assert not table.must_wait(A)
     table.core.after(HELD_UP_MS)
     assert not table.must_wait(A)
     table.core.after(1)
@@ -305,11 +306,12 @@ def test_a_partition_whose_node_takes_no_more() -> None:
 
 
 def test_a_partition_whose_node_is_silent() -> None:
-    """A partition with a batch in flight for long counts as stuck until the response."""
+    """A partition with a batch in flight for long counts as stuck until the response. The time before it was sent does
+    not count."""
     table = Table()
     core = table.core
     table.fill(A, LIMIT)
-    first = core.turn()[0]
+    first = core.after(1)[0]
     core.now_ms += HELD_UP_MS
     assert not table.must_wait(A)
     core.now_ms += 1

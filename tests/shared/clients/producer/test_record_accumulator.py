@@ -79,6 +79,8 @@ def test_nothing_to_wait_for() -> None:
     assert core.delay_ms() == 10_000
     core.now_ms = 10
     assert core.delay_ms() == 9_993
+    for core.now_ms in (10_003, 10_004):
+        assert core.delay_ms() == 0, "it has expired"
 
 
 def test_a_due_batch_that_waits_for_its_node_needs_no_delay() -> None:
@@ -88,6 +90,16 @@ def test_a_due_batch_that_waits_for_its_node_needs_no_delay() -> None:
     core.send()
     assert core.after(20) == []
     assert core.delay_ms() == 10_000 - 20
+
+
+def test_a_batch_lingers_behind_one_in_flight() -> None:
+    """Its linger counts while its partition may have more batches in flight. Otherwise only the expiry counts."""
+    for most, delay in ((2, 10), (1, 9_990)):
+        core = Harness(linger_ms=10, max_in_flight_requests_per_connection=most)
+        core.send()
+        assert core.after(10)
+        core.send()
+        assert core.delay_ms() == delay
 
 
 def test_flush_overrides_linger() -> None:
@@ -209,10 +221,10 @@ def test_several_batches_of_a_partition_are_in_flight() -> None:
         for _ in range(8):
             core.send(value=b"x" * 80)
         assert len(core.turn()) == out
-    core = Harness(batch_size=100, max_in_flight_requests_per_connection=9, enable_idempotence=False)
-    for _ in range(8):
+    core = Harness(batch_size=100, max_in_flight_requests_per_connection=300, enable_idempotence=False)
+    for _ in range(299):
         core.send(value=b"x" * 80)
-    assert len(core.turn()) == 8
+    assert len(core.turn()) == 299
     assert not core.accumulator.queue(A).is_held_up(core.now_ms)
     for _ in range(2):
         core.send(value=b"x" * 80)
@@ -225,7 +237,10 @@ def test_muted_partitions_are_not_drained() -> None:
     core = Harness(transactional_id="tx", linger_ms=5)
     assert core.transaction is not None
     core.transaction.added.discard(B)
-    one, other = core.send(A), core.send(B)
+    other = core.send(B)
+    assert core.delay_ms() == 10_000
+    one = core.send(A)
+    assert core.delay_ms() == 5
     assert core.after(5) == [one.batch]
     assert core.delay_ms() == 10_000 - 5
     core.transaction.added.add(B)
@@ -236,7 +251,7 @@ def test_a_batch_of_cancelled_records_records_is_never_sent() -> None:
     """It completes without a leader or a request, and releases its memory."""
     core = Harness()
     core.leaders[A] = None
-    records = [core.send() for _ in range(3)]
+    records = [core.send() for _ in range(1_500)]
     assert all(record.cancel() for record in records)
     assert core.turn() == []
     assert core.leaderless == set()
@@ -244,6 +259,29 @@ def test_a_batch_of_cancelled_records_records_is_never_sent() -> None:
     assert core.all_memory_is_back
     assert all(isinstance(record.fate, SendCancelled) for record in records)
     assert records[0].batch.state is BatchState.DONE
+
+
+def test_a_batch_of_cancelled_records_delays_no_other_partition() -> None:
+    """The batches behind it are in the same drain."""
+    core = Harness()
+    cancelled, other = core.send(A), core.send(B)
+    assert cancelled.cancel()
+    drained = core.accumulator.drain(0, lambda _: 1, *[lambda _: True] * 2, core.completion.may_send, hurry=False)
+    assert drained.emptied == [cancelled.batch]
+    assert drained.requests == {1: [other.batch]}
+
+
+def test_a_batch_with_cancelled_records_is_retried() -> None:
+    """A retry has the records that were left at the first attempt, also if as many were cancelled."""
+    core = Harness()
+    cancelled, kept = core.send(value=b"cancelled"), core.send(value=b"kept")
+    assert cancelled.cancel()
+    core.respond(core.turn_one(), NOT_ENOUGH_REPLICAS)
+    (batch,) = core.after_backoff()
+    assert core.values(batch) == [b"kept"]
+    core.respond(batch, offset=4)
+    assert kept.offset == 4
+    assert isinstance(cancelled.fate, SendCancelled)
 
 
 def test_memory_bounds_a_batch() -> None:
@@ -345,6 +383,7 @@ def test_a_new_leader_spares_a_retry_its_backoff() -> None:
     assert core.turn() == [], "no new leader yet"
     core.leaders[A] = None
     assert core.turn() == []
+    assert core.leaderless == set(), "it is not due yet"
     core.leaders[A] = 2
     assert core.turn() == [record.batch]
     core.respond(record.batch, NOT_LEADER)
@@ -356,6 +395,7 @@ def test_a_new_leader_spares_a_retry_its_backoff() -> None:
     core.leaders[A] = 2
     assert core.turn() == []
     assert core.after(480) == [record.batch]
+    assert record.batch.nodes == (1, 2, 3)
 
 
 def test_an_expiry_names_the_missing_node_or_leader() -> None:
@@ -371,20 +411,27 @@ def test_an_expiry_names_the_missing_node_or_leader() -> None:
         core.after(500)
         assert reason in str(record.fate)
     core = Harness(delivery_timeout_ms=1_000)
+    core.warm_up()
     record = core.send()
     core.turn()
     core.down = {1}
-    core.after(1_000)
+    behind = core.send()
+    core.after(500)
+    core.after(500)
     assert str(record.fate).endswith("it may still be written"), "it was sent"
+    assert str(behind.fate).endswith("not written, node 1 was not reached")
 
 
 def test_empty_queues_of_deleted_partitions_are_dropped() -> None:
-    """A send that waited for a dropped queue uses the current one."""
+    """Those of other topics stay. A send that waited for a dropped queue uses the current one."""
     core = Harness()
     old, busy = core.accumulator.queue(A), core.send(B)
-    before = core.accumulator.partitions
+    for topic in ("deleted", "before", "later"):
+        core.accumulator.queue(TopicPartition(topic, 0))
+    core.accumulator.drop(b"deleted".decode())
+    assert core.accumulator.partitions == 4
     core.accumulator.drop(A.topic)
-    assert core.accumulator.partitions < before
+    assert core.accumulator.partitions == 3
     assert core.accumulator.queue(B).queued[0] is busy.batch
     assert core.memory.try_acquire(100)
     batch = core.accumulator.open_batch(old, 100, core.now_ms)
@@ -530,6 +577,7 @@ def test_expiry_leaves_no_trace_of_slowness() -> None:
     assert queue.ready_since_ms == 100, "since it was due first"
     core.after(900)
     assert queue.ready_since_ms is None
+    assert not queue.is_held_up(core.now_ms)
     core.send()
     core.down = set()
     core.turn()
