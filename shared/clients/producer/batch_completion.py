@@ -142,7 +142,7 @@ class BatchCompletion:
 
     def sent(self, batch: ProducerBatch, now_ms: int) -> SealedBatch:
         """Count an attempt and return the bytes of a drained batch."""
-        if batch.attempts == 0:
+        if not batch.attempts:
             self._metrics.drained(now_ms - batch.created_ms)
         batch.attempts += 1
         batch.sent_ms = now_ms
@@ -267,7 +267,7 @@ class BatchCompletion:
         if batch.sequenced and not self._accumulator.is_out(batch):
             self._note_given_up_sequence(batch)
         # Cancelled records have ended in SendCancelled already: leave them out of the log line and the metrics.
-        if batch.removed and not batch.sequenced and batch.state is BatchState.OPEN:
+        if batch.state is BatchState.OPEN:
             batch.without_removed()
         maybe_written = batch.fate_unknown or self._accumulator.is_out(batch)
         if error.maybe_written is not maybe_written:

@@ -7,11 +7,14 @@ import pytest
 from penstock.shared.clients.producer.producer_batch import BatchState
 from penstock.shared.common.errors import (
     AuthorizationFailed,
+    BrokerNotAvailable,
     CorruptRecord,
     DeliveryTimeout,
     InvalidRequest,
     KafkaTimeout,
+    NotEnoughReplicas,
     NotLeaderOrFollower,
+    OutOfOrderSequence,
     RecordTooLarge,
     SendCancelled,
     UnsupportedVersion,
@@ -19,8 +22,10 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.records import RecordMetadata
 from tests.shared.clients.producer.harness import (
     CORRUPT,
+    INVALID_RECORD,
     NOT_ENOUGH_REPLICAS,
     NOT_LEADER,
+    OUT_OF_ORDER,
     TIMED_OUT,
     TOO_LARGE,
     TOPIC_AUTHORIZATION,
@@ -99,6 +104,9 @@ def test_without_idempotence_a_rejection_is_final_and_a_passing_error_is_not() -
     (batch,) = core.after_backoff()
     core.respond(batch, TOPIC_AUTHORIZATION)
     assert isinstance(record.fate, AuthorizationFailed)
+    record = core.send()
+    core.respond(core.turn_one(), OUT_OF_ORDER)
+    assert isinstance(record.fate, OutOfOrderSequence)
 
 
 def test_the_brokers_own_words_are_in_the_error() -> None:
@@ -142,10 +150,11 @@ def test_stale_metadata_is_noted_for_errors_that_show_it() -> None:
         core.send()
         core.respond(core.turn_one(), code)
         assert core.completion.metadata_is_stale is stale
-    core = Harness()
-    core.send()
-    core.lose(core.turn_one())
-    assert core.completion.metadata_is_stale
+    for error, stale in ((BrokerNotAvailable("connection closed"), True), (KafkaTimeout("no response"), False)):
+        core = Harness()
+        core.send()
+        core.lose(core.turn_one(), error)
+        assert core.completion.metadata_is_stale is stale
 
 
 def test_a_batch_in_flight_expires() -> None:
@@ -158,6 +167,7 @@ def test_a_batch_in_flight_expires() -> None:
         core.after(1_500)
         assert isinstance(record.fate, DeliveryTimeout), fate
         assert "may still be written" in str(record.fate)
+        assert record.fate.maybe_written
         assert not core.all_memory_is_back
         core.respond(batch, code)
         assert core.all_memory_is_back
@@ -181,6 +191,45 @@ def test_the_error_states_whether_the_record_may_be_written() -> None:
         core.after(1_000)
         assert words in str(record.fate)
         assert "last error: t-0: NOT_ENOUGH_REPLICAS" in str(record.fate)
+
+
+@pytest.mark.parametrize("code", [NOT_ENOUGH_REPLICAS, TIMED_OUT])
+def test_an_unknown_outcome_stays_unknown(code: int) -> None:
+    """If an earlier attempt may have been written, no later failure shows that it was not."""
+    core = Harness(retries=1)
+    record = core.send()
+    core.lose(core.turn_one())
+    (batch,) = core.after_backoff()
+    core.respond(batch, code)
+    assert isinstance(record.fate, NotEnoughReplicas | KafkaTimeout)
+    assert record.fate.maybe_written
+
+
+def test_one_error_states_the_fate_of_each_record() -> None:
+    """If one error ends several batches, it may be written only for the records in flight."""
+    core = Harness()
+    core.send(A)
+    core.turn()
+    core.leaders[B] = None
+    queued, flying = core.send(B), core.send(C)
+    core.turn()
+    error = SendCancelled("closed")
+    core.completion.fail_all(error, out=True)
+    assert isinstance(queued.fate, SendCancelled)
+    assert isinstance(flying.fate, SendCancelled)
+    assert (queued.fate.maybe_written, flying.fate.maybe_written) == (False, True)
+    assert not error.maybe_written
+
+
+def test_a_request_that_was_not_sent_before_its_batch_expired() -> None:
+    """The batch has failed already, and its memory is released."""
+    core = Harness(delivery_timeout_ms=1_500)
+    record = core.send()
+    batch = core.turn_one()
+    core.after(1_500)
+    core.completion.unsent(batch, UnsupportedVersion("Produce"), core.now_ms)
+    assert isinstance(record.fate, DeliveryTimeout)
+    assert core.all_memory_is_back
 
 
 def test_memory_is_released_once() -> None:
@@ -299,6 +348,17 @@ def test_cancelled_before_and_after_being_drained() -> None:
     assert isinstance(before.fate, SendCancelled)
     assert after.offset == 1
     assert core.metrics.totals["record_send_total"] == 1
+
+
+def test_a_rejected_batch_with_cancelled_records() -> None:
+    """Each record has one error: its cancellation, or the rejection."""
+    core = Harness()
+    cancelled, rejected = core.send(), core.send()
+    assert cancelled.cancel()
+    core.respond(core.turn_one(), INVALID_RECORD)
+    assert isinstance(cancelled.fate, SendCancelled)
+    assert isinstance(rejected.fate, InvalidRequest)
+    assert core.metrics.totals["record_error_total"] == 1
 
 
 def test_an_unsupported_version_is_final_and_surely_not_written() -> None:

@@ -13,6 +13,7 @@ from tests.shared.clients.producer.harness import (
     INVALID_RECORD,
     NOT_ENOUGH_REPLICAS,
     NOT_LEADER,
+    OLD_EPOCH,
     OUT_OF_ORDER,
     TIMED_OUT,
     TOO_LARGE,
@@ -453,9 +454,10 @@ def test_a_duplicate_is_a_success() -> None:
     assert core.state(core.turn_one()) == (0, 3)
 
 
-@pytest.mark.parametrize("code", [UNKNOWN_PRODUCER, OUT_OF_ORDER])
+@pytest.mark.parametrize("code", [UNKNOWN_PRODUCER, OUT_OF_ORDER, OLD_EPOCH])
 def test_the_broker_has_forgotten_the_producer(code: int) -> None:
-    """The batches continue in a new epoch and in order, whether or not acknowledged records were deleted."""
+    """The batches continue in a new epoch and in order, whether or not acknowledged records were deleted. They do so
+    too if the broker knows a later epoch."""
     core = warm()
     one, two = flying(core, 2)
     core.respond(one, code)
@@ -625,6 +627,25 @@ def test_all_sent_batches_expire() -> None:
     core.down = set()
     core.send()
     assert core.state(core.turn_one()) == (1, 0)
+
+
+def test_batches_that_expire_do_not_delay_the_next_one() -> None:
+    """While one that expired in flight has no response, the next batch gets the number after it. One that expired
+    before it was sent had no number."""
+    core = warm(delivery_timeout_ms=1_000)
+    (expired,) = flying(core, 1)
+    core.down = {1}
+    unsent = core.send(value=b"x" * 60)
+    core.after(1_000)
+    assert isinstance(unsent.fate, DeliveryTimeout)
+    core.down = set()
+    third = core.send(value=b"y" * 60)
+    assert core.turn() == [third.batch]
+    assert core.state(third.batch) == (0, 2)
+    core.respond(expired, offset=1)
+    core.respond(third.batch, offset=2)
+    core.send()
+    assert core.state(core.turn_one()) == (0, 3)
 
 
 def test_expired_in_flight_and_rejected_afterwards() -> None:

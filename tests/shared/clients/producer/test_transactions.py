@@ -42,6 +42,7 @@ from tests.shared.clients.producer.harness import (
     NOT_LEADER,
     OLD_EPOCH,
     OUT_OF_ORDER,
+    TIMED_OUT,
     TOO_LARGE,
     TOPIC_AUTHORIZATION,
     UNKNOWN_PRODUCER,
@@ -498,6 +499,32 @@ def test_errors_that_abort_the_transaction_only(code: int, error: type[Exception
     assert core.all_memory_is_back
     with pytest.raises(TransactionAborted):
         transaction.check_open("send")
+    core.turn()
+    assert core.ledger.epoch == 0, "the coordinator grants the next one"
+
+
+@pytest.mark.parametrize("code", [TOO_LARGE, TIMED_OUT, INVALID_TXN_STATE])
+def test_an_epoch_stays_spent(code: int) -> None:
+    """Whatever becomes of the transaction's later batches, the abort requests the next epoch."""
+    core, transaction = open_transaction()
+    core.send(A)
+    core.send(B)
+    one, two = core.turn()
+    core.respond(one, OUT_OF_ORDER)
+    core.respond(two, code)
+    assert transaction.epoch_is_spent
+
+
+def test_batches_of_a_commit_are_retried() -> None:
+    """While the transaction is being committed, a temporary error does not fail it."""
+    core, transaction = open_transaction()
+    record = core.send()
+    transaction.move(TxnState.COMMITTING)
+    core.respond(core.turn_one(), NOT_LEADER)
+    assert core.after_backoff() == [record.batch]
+    core.respond(record.batch, offset=1)
+    assert record.offset == 1
+    assert transaction.state is TxnState.COMMITTING
 
 
 @pytest.mark.parametrize(
@@ -523,6 +550,7 @@ def test_an_abortable_error_of_the_broker() -> None:
     record = core.send()
     core.respond(core.turn_one(), ABORTABLE)
     assert isinstance(record.fate, TransactionAborted)
+    assert record.fate.abortable
     assert transaction.state is TxnState.ABORTABLE_ERROR
 
 
@@ -552,6 +580,19 @@ def test_out_of_order_behind_a_pending_batch_is_tried_again() -> None:
         assert core.after_backoff() == [batch]
         core.respond(batch)
     assert transaction.state is TxnState.IN_TRANSACTION
+
+
+def test_an_old_epoch_behind_a_pending_batch_aborts() -> None:
+    """A batch whose epoch is rejected is not retried in a transaction, although an earlier one is pending."""
+    core, transaction = open_transaction()
+    core.send(value=b"x" * 60)
+    rejected = core.send(value=b"y" * 60)
+    one, two = core.turn()
+    core.respond(one, NOT_LEADER)
+    core.respond(two, OLD_EPOCH)
+    assert isinstance(rejected.fate, ProducerFenced)
+    assert transaction.state is TxnState.ABORTABLE_ERROR
+    assert core.after_backoff() == []
 
 
 def test_several_batches_expire_at_once() -> None:
