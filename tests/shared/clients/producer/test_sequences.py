@@ -59,10 +59,23 @@ def test_a_lost_batch_across_the_wrap_needs_a_new_epoch() -> None:
     for _ in range(2):
         state = sequences.assign(A, 2**30 - 1)
         sequences.acknowledged(A, state, 2**30 - 1)
+    sequences.given_up(A, lost=True)
+    sequences.settle(A)
+    assert sequences.epoch == 0, "all numbers are acknowledged"
     assert sequences.assign(A, 3).base_sequence == 2**31 - 2
     sequences.given_up(A, lost=True)
     sequences.settle(A)
     assert sequences.epoch == 1
+
+
+def test_numbers_acknowledged_across_the_wrap_are_not_lost() -> None:
+    """If every number is acknowledged, the last one behind the wrap, a lost batch needs no new epoch."""
+    sequences = ledger()
+    for count in (2**30 - 1, 2**30 - 1, 2, 3):
+        sequences.acknowledged(A, sequences.assign(A, count), count)
+        sequences.given_up(A, lost=True)
+        sequences.settle(A)
+    assert sequences.assign(A, 1) == ProducerState(7, 0, 3)
 
 
 def test_acknowledgements_may_come_in_any_order() -> None:
@@ -116,6 +129,7 @@ def test_the_number_of_a_rejected_batch_is_used_again() -> None:
     assert not sequences.may_assign(A)
     sequences.settle(A)
     assert sequences.troubled() == []
+    assert sequences.may_assign(A)
     assert sequences.assign(A, 1) == ProducerState(7, 0, 0)
 
 
@@ -128,13 +142,14 @@ def test_a_lost_batch_starts_a_new_epoch() -> None:
     assert sequences.assign(A, 1) == ProducerState(7, 1, 0)
 
 
-def test_one_lost_batch_of_several_costs_an_epoch() -> None:
-    """A later rejection does not undo that an earlier batch may still arrive."""
+@pytest.mark.parametrize("second_is_lost", [False, True])
+def test_one_lost_batch_of_several_costs_an_epoch(second_is_lost: bool) -> None:
+    """Whatever becomes of a later batch, an earlier one may still arrive."""
     sequences = ledger()
     sequences.assign(A, 1)
     sequences.assign(A, 1)
     sequences.given_up(A, lost=True)
-    sequences.given_up(A, lost=False)
+    sequences.given_up(A, lost=second_is_lost)
     sequences.settle(A)
     assert sequences.assign(A, 1) == ProducerState(7, 1, 0)
 
@@ -151,6 +166,46 @@ def test_a_new_producer_id_begins_at_number_0() -> None:
     sequences.acknowledged(A, first, 1_000)
     sequences.acknowledged(A, ProducerState(0, 0, 1_000), 1_000)
     assert sequences.assign(A, 1) == ProducerState(1, 0, 0)
+
+
+def test_a_partition_keeps_its_producer_id_across_the_wrap() -> None:
+    """A number behind the wrap is not acknowledged only because it is smaller than the expected one."""
+    sequences = ledger()
+    for _ in range(2):
+        sequences.acknowledged(A, sequences.assign(A, 2**30 - 1), 2**30 - 1)
+    before = sequences.assign(A, 5)
+    sequences.adopt(8, 0)
+    assert sequences.assign(A, 1) == ProducerState(7, 0, 3)
+    sequences.acknowledged(A, before, 5)
+    sequences.acknowledged(A, ProducerState(7, 0, 3), 1)
+    assert sequences.assign(A, 1) == ProducerState(8, 0, 0)
+
+
+def test_a_new_producer_id_may_be_smaller() -> None:
+    """Each broker grants ids from a block of its own. A late acknowledgement under the old id does not count."""
+    sequences = ledger()
+    first = sequences.assign(A, 5)
+    sequences.acknowledged(A, first, 5)
+    old = sequences.assign(A, 5)
+    sequences.acknowledged(A, old, 5)
+    sequences.adopt(3, 0)
+    assert sequences.assign(A, 2) == ProducerState(3, 0, 0)
+    sequences.acknowledged(A, old, 5)
+    assert not sequences.may_assign(A)
+    sequences.given_up(A, lost=False)
+    sequences.settle(A)
+    assert sequences.assign(A, 1) == ProducerState(3, 0, 0)
+
+
+@pytest.mark.parametrize("new_id", [3, 8])
+def test_a_gap_under_an_old_producer_id_costs_no_epoch(new_id: int) -> None:
+    """The partition moves to the new id, in the epoch that the new id has."""
+    sequences = ledger()
+    sequences.assign(A, 1)
+    sequences.adopt(new_id, 0)
+    sequences.gap_shown(A)
+    sequences.settle(A)
+    assert sequences.assign(A, 1) == ProducerState(new_id, 0, 0)
 
 
 def test_trouble_is_of_a_partition() -> None:

@@ -99,6 +99,8 @@ def test_errors_that_change_the_state_are_logged() -> None:
         transaction.fail(NotEnoughReplicas("t-1"))
         transaction.fail(ProducerFenced("newer"))
         transaction.fail(ProducerFenced("again"))
+    with pytest.raises(ProducerFenced, match="newer"):
+        transaction.check_fatal()
     assert [(one["event"], one["was"], one["state"], one["reason"]) for one in logged] == [
         ("transaction failed", "IN_TRANSACTION", "ABORTABLE_ERROR", "t-0"),
         ("transaction failed", "ABORTABLE_ERROR", "FATAL_ERROR", "newer"),
@@ -144,6 +146,19 @@ def test_partitions_added_to_a_transaction() -> None:
     transaction.move(TxnState.COMMITTING)
     transaction.ended()
     assert (transaction.state, transaction.added, transaction.pending) == (TxnState.READY, set(), set())
+
+
+def test_the_first_request_of_each_transaction() -> None:
+    """Each transaction starts without a request. The first one to add a partition or a group is known as such."""
+    transaction = in_state(TxnState.READY)
+    for number in (1, 2):
+        transaction.begin()
+        assert (transaction.number, transaction.is_empty) == (number, True)
+        assert [transaction.adding() for _ in range(3)] == [True, False, False]
+        assert not transaction.is_empty
+        transaction.move(TxnState.COMMITTING)
+        transaction.ended()
+        assert transaction.is_empty
 
 
 class Granting:
