@@ -321,13 +321,13 @@ class BatchCompletion:
         # CORRUPT_MESSAGE is retriable here, as in Java: the bytes were damaged on their way, and the batch itself is
         # intact. The consumer's CorruptRecord is not, since it is in the log.
         passing = isinstance(error, RetriableError | CorruptRecord)
-        if passing and batch.attempts - batch.splits <= self._settings.retries and not self._transaction_is_lost():
+        # An attempt that ended in a split is no failure: it counts neither as a retry nor for the backoff.
+        attempts = batch.attempts - batch.splits
+        if passing and attempts <= self._settings.retries and not self._transaction_is_lost():
             self._metrics.retried(batch.tp.topic, batch.count)
             log.info("retrying", topic_partition=str(batch.tp), attempt=batch.attempts, reason=str(error))
             batch.last_error = error
-            self._accumulator.reenqueue(
-                batch, now_ms + round(self._backoff.wait_ms(batch.attempts, self._random.random()))
-            )
+            self._accumulator.reenqueue(batch, now_ms + round(self._backoff.wait_ms(attempts, self._random.random())))
             return
         error.abortable |= alone
         # First this batch with its own error. `fail_transaction` then fails the queued ones with TransactionAborted.

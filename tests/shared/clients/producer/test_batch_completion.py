@@ -26,6 +26,7 @@ from tests.shared.clients.producer.harness import (
     NOT_ENOUGH_REPLICAS,
     NOT_LEADER,
     OUT_OF_ORDER,
+    RETRY_BACKOFF_MS,
     TIMED_OUT,
     TOO_LARGE,
     TOPIC_AUTHORIZATION,
@@ -513,13 +514,15 @@ def test_a_split_batch_that_had_records_cancelled_records() -> None:
 
 
 def test_a_split_is_no_retry() -> None:
-    """With one retry, a batch may be split any number of times, and each part may be retried once."""
+    """With one retry, a batch may be split any number of times. Each part may be retried once, after the first
+    backoff."""
     core = Harness(retries=1)
     records = [core.send(value=b"%d" % i) for i in range(4)]
     core.respond(core.turn_one(), TOO_LARGE)
     core.respond(core.turn_one(), TOO_LARGE)
     (single,) = core.turn()
     core.respond(single, NOT_LEADER)
+    assert single.retry_at_ms - core.now_ms <= 1.2 * RETRY_BACKOFF_MS
     assert core.after_backoff() == [single]
     assert records[0].fate is None
     core.respond(single, NOT_LEADER)
