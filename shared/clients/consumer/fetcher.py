@@ -258,7 +258,9 @@ class Fetcher:
                 fetches.append(fetch)
         stale = self._stale
         self._stale = False
-        later = [s.retry_ms for s in self._partitions.values() if s.retry_ms > now_ms and not s.is_paused]
+        # A paused partition is not fetched. Its position is looked up all the same.
+        waiting = [state for state in self._partitions.values() if state.position is None or not state.is_paused]
+        later = [state.retry_ms for state in waiting if state.retry_ms > now_ms]
         return NextRequests(fetches, lookups, stale, min(later, default=None))
 
     def _partitions_to_fetch(

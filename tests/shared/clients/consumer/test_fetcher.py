@@ -540,6 +540,18 @@ def test_a_lookup_that_fails(error: PenstockError, raises: bool) -> None:
     assert [list(one.wanted) for one in scene.next_requests().lookups] == [[A0]]
 
 
+def test_the_lookup_of_a_paused_partition_is_retried() -> None:
+    """A position is looked up although the partition is paused. After a failure the next requests have a time."""
+    scene = Scene("earliest")
+    scene.fetcher.assign([A0])
+    scene.fetcher.pause(A0)
+    (lookup,) = scene.next_requests().lookups
+    scene.fetcher.failed(lookup, BrokerNotAvailable("gone"), scene.now)
+    assert scene.next_requests().next_ms == 100
+    scene.now = 100
+    assert [one.wanted for one in scene.next_requests().lookups] == [{A0: ResetPolicy("earliest")}]
+
+
 def test_a_lookup_without_a_leader() -> None:
     """A partition without a leader does not block the lookups of others."""
     scene = Scene("earliest")
