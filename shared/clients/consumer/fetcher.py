@@ -20,7 +20,7 @@ from typing import NoReturn
 from penstock.shared.clients.consumer.subscription_state import EARLIEST, LATEST, Move, ResetPolicy
 from penstock.shared.clients.protocol.completed_fetch import CompletedFetch
 from penstock.shared.clients.protocol.errors import error_for_code
-from penstock.shared.clients.protocol.fetch import NO_EPOCH, FetchedPartition, FetchResponse
+from penstock.shared.clients.protocol.fetch import NO_EPOCH, NO_OFFSET, FetchedPartition, FetchResponse
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.errors import (
     CorruptRecord,
@@ -357,7 +357,7 @@ class Fetcher:
         for tp, state in self._close_request(lookup):
             replaced = state.replaced
             reason = state.reset_reason
-            if (offset := offsets.get(tp, -1)) >= 0:
+            if (offset := offsets.get(tp, NO_OFFSET)) >= 0:
                 state.go_to(offset, None)
                 drifts = lookup.wanted[tp] != EARLIEST
                 self._moves[tp] = Move(offset, replaced=replaced, reason=reason, drifts=drifts)
@@ -425,7 +425,6 @@ class Fetcher:
 
     def _add_completed_fetch(self, tp: TopicPartition, state: FetcherPartition, fetched: FetchedPartition) -> None:
         state.failures = 0
-        state.retry_ms = 0.0
         state.high_watermark = fetched.high_watermark
         state.last_stable_offset = fetched.last_stable_offset
         if not fetched.records:
@@ -526,8 +525,6 @@ class Fetcher:
             try:
                 columns = completed.read(limit)
             except PenstockError as e:
-                state.position = completed.position
-                state.position_epoch = max(state.position_epoch, completed.epoch)
                 state.drop_fetched()
                 state.error = e
                 return None
@@ -574,7 +571,6 @@ class Fetcher:
             self._fail_partition(tp, state, NoOffsetForPartition(f"{tp}: no committed offset"))
         else:
             state.reset = self._policy
-            state.replaced = None
             state.reset_reason = "no committed offset"
 
     def _fail_partition(self, tp: TopicPartition, state: FetcherPartition, error: PenstockError) -> None:

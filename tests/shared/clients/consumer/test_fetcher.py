@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.clients.consumer.fetcher import (
     LEFT_OUT_WAIT_MS,
+    TAKEN_BYTES,
     Fetch,
     Fetcher,
     FetchLimits,
@@ -49,6 +50,14 @@ def batch(first: int, count: int, size: int = 1, epoch: int = -1, producer_id: i
     data[12:16] = epoch.to_bytes(4, "big", signed=True)
     data[17:21] = crc32c(bytes(data[21:])).to_bytes(4, "big")
     return bytes(data)
+
+
+def batch_of(size: int, first: int = 0) -> bytes:
+    """A batch of one record, with exactly `size` bytes."""
+    rest = len(batch(first, 1, size - 100)) - (size - 100)
+    data = batch(first, 1, size - rest)
+    assert len(data) == size
+    return data
 
 
 class Scene:
@@ -137,11 +146,12 @@ def test_the_end_under_read_committed() -> None:
     assert [scene.fetcher.lag(A0, position) for position in (80, 90, 91)] == [10, 0, 0]
 
 
-@pytest.mark.parametrize(("committed", "taken", "moves"), [(True, {}, {A0: Move(2)}), (False, {A0: [0, 1]}, {})])
+@pytest.mark.parametrize(("committed", "taken", "moves"), [(True, {}, {A0: Move(2, 4)}), (False, {A0: [0, 1]}, {})])
 def test_records_of_an_aborted_transaction(committed: bool, taken: dict[Any, Any], moves: dict[Any, Any]) -> None:
-    """Only under read_committed they are left out. The position moves past them, which is reported once."""
+    """Only under read_committed they are left out. The position moves past them, which is reported once with their
+    leader epoch."""
     scene = Scene(committed=committed).at(a0=0)
-    scene.respond_to_all(a0=FetchedPartition(0, 100, 90, ((7, 0),), batch(0, 2, producer_id=7)))
+    scene.respond_to_all(a0=FetchedPartition(0, 100, 90, ((7, 0),), batch(0, 2, epoch=4, producer_id=7)))
     assert scene.take() == taken
     assert (scene.fetcher.position(A0), scene.fetcher.moves(), scene.fetcher.moves()) == (2, moves, {})
 
@@ -163,6 +173,23 @@ def test_a_poll_is_filled_from_several_partitions() -> None:
     assert scene.take(5) == {A0: [0, 1, 2], A1: [0, 1]}
 
 
+@pytest.mark.parametrize(("size", "polled"), [(TAKEN_BYTES - 1, [A0, A1]), (TAKEN_BYTES, [A0])])
+def test_a_poll_without_a_limit_ends_after_enough_bytes(size: int, polled: list[TopicPartition]) -> None:
+    """After TAKEN_BYTES, the records of other partitions are left for the next poll."""
+    scene = Scene(fetch_buffer_bytes=100 * TAKEN_BYTES).at(a0=0, a1=0)
+    scene.respond_to_all(a0=batch_of(size), a1=batch_of(size))
+    assert list(scene.take()) == polled
+
+
+def test_only_the_bytes_of_taken_records_fill_a_poll() -> None:
+    """A completed fetch that stays in the buffer does not count, so the poll continues with the next partition."""
+    scene = Scene(max_partition_fetch_bytes=TAKEN_BYTES, fetch_buffer_bytes=100 * TAKEN_BYTES).at(a0=0, a1=0)
+    scene.respond_to_all(a0=batch_of(TAKEN_BYTES - 1))
+    scene.respond_to_all(a0=batch_of(TAKEN_BYTES - 1, first=1), a1=batch_of(SIZE))
+    assert scene.take() == {A0: [0], A1: [0]}
+    assert scene.take() == {A0: [1]}
+
+
 def test_a_partition_with_enough_buffered_is_not_fetched() -> None:
     """At most twice the partition's limit is fetched. Other partitions of the node wait only briefly meanwhile."""
     scene = Scene().at(a0=0, a1=0)
@@ -177,6 +204,22 @@ def test_a_partition_with_enough_buffered_is_not_fetched() -> None:
     assert scene.fetches()[1].wanted == {A1: 0, A0: 2}
 
 
+@pytest.mark.parametrize(("size", "wanted"), [(2 * SIZE - 1, {A1: 0, A0: 1}), (2 * SIZE, {A1: 0})])
+def test_twice_the_limit_of_a_partition_is_enough(size: int, wanted: dict[TopicPartition, int]) -> None:
+    """A partition is fetched until it has buffered twice `max_partition_fetch_bytes`."""
+    scene = Scene().at(a0=0, a1=0)
+    scene.respond_to_all(a0=batch_of(size))
+    assert scene.fetches()[1].wanted == wanted
+
+
+def test_a_left_out_partition_never_makes_a_fetch_wait_longer() -> None:
+    """A fetch waits at most `fetch_max_wait_ms`, also if a partition of its node is left out."""
+    scene = Scene(fetch_max_wait_ms=LEFT_OUT_WAIT_MS - 1).at(a0=0, a1=0)
+    scene.respond_to_all(a0=batch_of(2 * SIZE))
+    fetch = scene.fetches()[1]
+    assert (fetch.wanted, fetch.max_wait_ms) == ({A1: 0}, LEFT_OUT_WAIT_MS - 1)
+
+
 def test_a_batch_larger_than_every_limit_is_delivered() -> None:
     """A broker returns at least one batch. It is delivered, whatever its size."""
     scene = Scene(fetch_buffer_bytes=SIZE, fetch_max_bytes=SIZE).at(a0=0, a1=0)
@@ -184,6 +227,12 @@ def test_a_batch_larger_than_every_limit_is_delivered() -> None:
     assert scene.fetches() == {}
     assert scene.take() == {A0: [0, 1]}
     assert scene.fetches()[1].wanted == {A1: 0, A0: 2}
+
+
+def test_the_smallest_buffer() -> None:
+    """With room for a single byte, a partition is still fetched."""
+    scene = Scene(fetch_buffer_bytes=1).at(a0=0)
+    assert scene.fetches()[1].max_bytes == 1
 
 
 def test_back_pressure() -> None:
@@ -231,15 +280,82 @@ def test_a_paused_partition() -> None:
 def test_buffers_of_paused_partitions_are_released() -> None:
     """If other partitions need room, the buffer of a paused partition is dropped and fetched again later."""
     scene = Scene(fetch_buffer_bytes=2 * SIZE).at(a0=0, a1=0)
-    scene.respond_to_all(a0=batch(0, 2, 900))
+    scene.respond_to_all(a0=batch(0, 2, 900, epoch=4))
     assert scene.take(1) == {A0: [0]}
     scene.fetcher.pause(A0)
     assert scene.fetches()[1].wanted == {A1: 0}
     assert (scene.fetcher.buffered_bytes, scene.fetcher.position(A0)) == (0, 1)
     scene.fetcher.resume(A0)
-    assert scene.take() == {}
+    assert (scene.fetcher.has_data, scene.take()) == (False, {})
     scene.leaders[A0] = 3
-    assert scene.fetches()[3].wanted == {A0: 1}
+    fetch = scene.fetches()[3]
+    assert (fetch.wanted, fetch.epochs) == ({A0: 1}, {A0: 4})
+
+
+@pytest.mark.parametrize(("free", "kept"), [(SIZE - 1, False), (SIZE, True)])
+def test_a_buffer_is_kept_while_there_is_room_for_a_fetch(free: int, kept: bool) -> None:
+    """The buffer of a paused partition is dropped only if less than a partition's limit is free for a node."""
+    scene = Scene(fetch_buffer_bytes=2 * SIZE + free).at(a0=0, a1=0)
+    scene.respond_to_all(a0=batch_of(2 * SIZE))
+    scene.fetcher.pause(A0)
+    assert scene.fetches()[1].wanted == {A1: 0}
+    assert (scene.fetcher.buffered_bytes > 0) == kept
+
+
+def test_a_buffer_is_released_if_the_nodes_have_too_little_room_each() -> None:
+    """The free bytes are divided by the number of nodes before they are compared with a partition's limit."""
+    scene = Scene(fetch_buffer_bytes=3 * SIZE).at(a0=0, a1=0, b0=0)
+    fetches = scene.fetches()
+    scene.respond(fetches[1], a0=batch_of(2 * SIZE - 100))
+    scene.respond(fetches[2])
+    scene.fetcher.pause(A0)
+    assert [fetch.max_bytes for fetch in scene.fetches().values()] == [SIZE, SIZE]
+    assert scene.fetcher.buffered_bytes == 0
+
+
+def test_no_buffer_is_released_while_there_are_records_to_return() -> None:
+    """The next poll returns those records and makes room. So the paused partition is not fetched again."""
+    scene = Scene(fetch_buffer_bytes=4 * SIZE).at(a0=0, a1=0)
+    scene.respond_to_all(a0=batch_of(2 * SIZE), a1=batch_of(2 * SIZE - 1))
+    scene.fetcher.pause(A0)
+    assert scene.fetches() == {}
+    assert scene.take() == {A1: [0]}
+    assert scene.fetches()[1].wanted == {A1: 1}
+    scene.fetcher.resume(A0)
+    assert scene.take() == {A0: [0]}
+
+
+def test_a_release_keeps_the_fetch_of_a_paused_partition() -> None:
+    """A paused partition without a buffer keeps its open fetch, whose records are returned after a resume."""
+    scene = Scene(fetch_buffer_bytes=3 * SIZE).at(a0=0, a1=0, b0=0)
+    scene.leaders |= {A1: 3, B0: None}
+    fetches = scene.fetches()
+    scene.respond(fetches[3], a1=batch_of(2 * SIZE))
+    scene.fetcher.pause(A0)
+    scene.fetcher.pause(A1)
+    scene.leaders[B0] = 2
+    assert scene.fetches()[2].wanted == {B0: 0}
+    assert scene.fetcher.buffered_bytes == 0
+    scene.respond(fetches[1], a0=batch(0, 3))
+    scene.fetcher.resume(A0)
+    assert scene.take() == {A0: [0, 1, 2]}
+
+
+def test_a_paused_partition_does_not_hide_others() -> None:
+    """A poll skips the records and errors of paused partitions, and returns or raises those of the others."""
+    scene = Scene().at(a0=0, a1=0)
+    scene.respond_to_all(a0=batch(0, 1), a1=batch(0, 2))
+    scene.fetcher.pause(A0)
+    assert scene.take() == {A1: [0, 1]}
+    scene = Scene().at(a0=0, a1=0)
+    scene.respond_to_all(a0=UNAUTHORIZED, a1=UNAUTHORIZED)
+    scene.fetcher.pause(A0)
+    with pytest.raises(AuthorizationFailed, match="a-1"):
+        scene.take()
+    assert scene.take() == {}
+    scene.fetcher.resume(A0)
+    with pytest.raises(AuthorizationFailed, match="a-0"):
+        scene.take()
 
 
 def test_a_seek_discards_earlier_fetches() -> None:
@@ -248,7 +364,7 @@ def test_a_seek_discards_earlier_fetches() -> None:
     scene.respond_to_all(a0=batch(0, 3))
     old = scene.fetches()[1]
     scene.fetcher.seek(A0, 50)
-    assert scene.take() == {}
+    assert (scene.fetcher.has_data, scene.take()) == (False, {})
     scene.respond(old, a0=batch(3, 3))
     assert scene.take() == {}
     assert scene.fetcher.position(A0) == 50
@@ -269,13 +385,23 @@ def test_a_stale_response_leaves_a_newer_request_in_flight() -> None:
     assert scene.take() == {A0: [0, 1, 2]}
 
 
+def test_a_partition_has_one_open_request() -> None:
+    """If the leader changes during a fetch, the new leader is asked only after that fetch has ended."""
+    scene = Scene().at(a0=0)
+    (fetch,) = scene.fetches().values()
+    scene.leaders[A0] = 2
+    assert scene.fetches() == {}
+    scene.respond(fetch, a0=batch(0, 3))
+    assert scene.fetches()[2].wanted == {A0: 3}
+
+
 def test_an_assignment_forgets_or_keeps() -> None:
     """A new assignment starts fresh. Kept partitions keep their buffer, pause and request."""
     scene = Scene().at(a0=0, a1=0)
     scene.respond_to_all(a0=batch(0, 3), a1=batch(0, 3))
     under_way = scene.fetches()[1]
     scene.fetcher.pause(A0)
-    scene.fetcher.assign([A0, B0], kept=[A0, A1])
+    scene.fetcher.assign([A0, B0], kept=[A0, A1, B0])
     assert (scene.fetcher.assignment, scene.fetcher.paused()) == ({A0, B0}, {A0})
     assert (scene.fetcher.position(A0), scene.fetcher.position(B0)) == (0, None)
     scene.fetcher.resume(A0)
@@ -285,6 +411,15 @@ def test_an_assignment_forgets_or_keeps() -> None:
     assert scene.fetcher.position(A0) is None
     with pytest.raises(IllegalState, match="a-1: not assigned"):
         scene.fetcher.seek(A1, 0)
+
+
+def test_a_new_assignment_has_no_data() -> None:
+    """A partition that is assigned again without being kept has no records to return."""
+    scene = Scene().at(a0=0)
+    scene.respond_to_all(a0=batch(0, 3))
+    assert scene.fetcher.has_data
+    scene.fetcher.assign([A0])
+    assert (scene.fetcher.has_data, scene.take()) == (False, {})
 
 
 def test_a_leader_that_moved() -> None:
@@ -312,6 +447,25 @@ def test_no_leader() -> None:
     assert ([fetch.node for fetch in requests.fetches], requests.stale_metadata) == ([2], True)
 
 
+def test_metadata_is_stale_once_for_each_reason() -> None:
+    """Metadata is not refreshed at the start, and once after a failed request."""
+    scene = Scene().at(a0=5)
+    requests = scene.next_requests()
+    assert not requests.stale_metadata
+    scene.fetcher.failed(requests.fetches[0], BrokerNotAvailable("gone"), scene.now)
+    assert [scene.next_requests().stale_metadata for _ in range(2)] == [True, False]
+
+
+def test_a_paused_partition_needs_no_retry_time() -> None:
+    """The backoff of a paused partition sets no time for the next requests."""
+    scene = Scene().at(a0=5)
+    scene.respond_to_all(a0=NOT_LEADER)
+    scene.fetcher.pause(A0)
+    assert scene.next_requests().next_ms is None
+    scene.fetcher.resume(A0)
+    assert scene.next_requests().next_ms == 100
+
+
 def test_a_broker_that_does_not_respond() -> None:
     """Its partitions back off and a metadata refresh is requested. No error is raised."""
     scene = Scene().at(a0=5, b0=0)
@@ -321,7 +475,8 @@ def test_a_broker_that_does_not_respond() -> None:
     assert (requests.fetches, requests.stale_metadata, requests.next_ms) == ([], True, 100)
     assert scene.take() == {}
     scene.now = 100
-    assert scene.fetches()[1].wanted == {A0: 5}
+    requests = scene.next_requests()
+    assert ([fetch.wanted for fetch in requests.fetches], requests.next_ms) == ([{A0: 5}], None)
 
 
 def test_the_high_watermark_is_unknown_while_fetches_fail() -> None:
@@ -357,7 +512,7 @@ def test_an_authorization_error_is_raised_once() -> None:
         scene.take()
     assert scene.take() == {A1: [0]}
     assert scene.fetcher.moves() == {}
-    assert scene.take() == {}
+    assert (scene.fetcher.has_data, scene.take()) == (False, {})
     scene.now = 100
     assert A0 in scene.fetches()[1].wanted
 
@@ -413,6 +568,7 @@ def test_a_corrupt_batch() -> None:
     with pytest.raises(CorruptRecord, match=r"a-0.*offset 2.*checksum"):
         scene.take()
     assert scene.take() == {A1: [0]}
+    assert scene.fetcher.buffered_bytes == 0
     for _ in range(2):
         with pytest.raises(CorruptRecord, match=r"a-0.*offset 2.*checksum"):
             scene.take()
@@ -458,6 +614,36 @@ def test_the_move_of_a_reset(policy: str, drifts: bool) -> None:
     scene.fetcher.placed(lookup, {A0: 4})
     assert scene.fetcher.moves() == {A0: Move(4, replaced=7, reason="out of range", drifts=drifts)}
     assert scene.fetcher.moves() == {}
+
+
+def test_the_move_of_a_seek_by_policy() -> None:
+    """It has neither a replaced position nor a reason, also after a reset that did not complete."""
+    scene = Scene().at(a0=7)
+    scene.respond_to_all(a0=OUT_OF_RANGE)
+    scene.fetcher.seek(A0, ResetPolicy("latest"))
+    (lookup,) = scene.next_requests().lookups
+    scene.fetcher.placed(lookup, {A0: 9})
+    assert scene.fetcher.moves() == {A0: Move(9, drifts=True)}
+
+
+def test_the_first_offset_of_a_log() -> None:
+    """A lookup may find offset 0. The position is then 0."""
+    scene = Scene()
+    scene.fetcher.assign([A0])
+    (lookup,) = scene.next_requests().lookups
+    scene.fetcher.placed(lookup, {A0: 0})
+    assert (scene.fetcher.position(A0), scene.fetches()[1].wanted) == (0, {A0: 0})
+    assert scene.fetcher.moves() == {A0: Move(0, reason="no committed offset")}
+
+
+def test_a_lookup_without_a_result() -> None:
+    """A partition that is missing in the result of a lookup is looked up at the end of the log."""
+    scene = Scene()
+    scene.fetcher.assign([A0])
+    (lookup,) = scene.next_requests().lookups
+    scene.fetcher.placed(lookup, {})
+    assert scene.fetcher.position(A0) is None
+    assert [latest.wanted for latest in scene.next_requests().lookups] == [{A0: ResetPolicy("latest")}]
 
 
 def test_the_move_of_a_reset_whose_time_no_record_has() -> None:
@@ -513,6 +699,16 @@ def test_without_a_group_the_policy_decides_at_once() -> None:
         scene.take()
     scene.fetcher.seek(A0, 0)
     assert scene.fetches()[1].wanted == {A0: 0}
+
+
+def test_a_partition_without_a_position_does_not_block_the_lookups_of_others() -> None:
+    """With policy `none`, the error of one partition does not delay the lookup of another one."""
+    scene = Scene("none")
+    scene.fetcher.assign([A0, A1])
+    scene.fetcher.seek(A1, ResetPolicy("latest"))
+    lookups = scene.next_requests().lookups
+    assert [lookup.wanted for lookup in lookups] == [{A1: ResetPolicy("latest")}]
+    assert isinstance(scene.fetcher.error_of(A0), NoOffsetForPartition)
 
 
 def test_a_seek_during_a_lookup_wins() -> None:
@@ -619,8 +815,12 @@ def test_its_repr_has_positions_and_buffers() -> None:
     """The repr has each partition's position and buffer."""
     scene = Scene("earliest").at(a0=5)
     assert "at 5, 0 completed fetches, 0 bytes to 5" in repr(scene.fetcher)
+    scene.fetcher.seek(A0, 0)
+    assert "at 0, " in repr(scene.fetcher)
+    scene.fetcher.assign([A0])
+    assert "to be placed by commit, " in repr(scene.fetcher)
     scene.fetcher.seek(A0, ResetPolicy("latest"))
-    assert "to be placed by" in repr(scene.fetcher)
+    assert "to be placed by ResetPolicy(name='latest'" in repr(scene.fetcher)
     assert isinstance(scene.next_requests().lookups[0], OffsetLookup)
 
 
@@ -649,7 +849,33 @@ def test_a_truncation_ahead_of_the_position() -> None:
     scene.respond_to_all(a0=diverged(5))
     assert scene.fetches()[1].wanted == {A0: 3}
     assert scene.fetcher.position(A0) == 3
+    assert (scene.fetcher.has_data, scene.take()) == (False, {})
+
+
+def test_a_truncation_at_the_position() -> None:
+    """If the logs differ from the position on, no record that was handed out is gone."""
+    scene = Scene("none").at(a0=0)
+    scene.respond_to_all(a0=batch(0, 10, epoch=4))
+    scene.take(3)
+    scene.respond_to_all(a0=diverged(3))
     assert scene.take() == {}
+    assert scene.fetches()[1].wanted == {A0: 3}
+
+
+def test_buffered_records_after_a_truncation_are_not_returned() -> None:
+    """If records that were handed out are gone, those after them are dropped, with and without a reset policy."""
+    scene = Scene("earliest").at(a0=0)
+    scene.respond_to_all(a0=batch(0, 10, epoch=4))
+    scene.take(3)
+    scene.respond_to_all(a0=diverged(1))
+    assert (scene.fetcher.has_data, scene.take(), scene.fetches()[1].wanted) == (False, {}, {A0: 1})
+    scene = Scene("none").at(a0=0)
+    scene.respond_to_all(a0=batch(0, 10, epoch=4))
+    scene.take(3)
+    scene.respond_to_all(a0=diverged(1))
+    with pytest.raises(LogTruncation, match=r"a-0.*offset 3.*offset 1"):
+        scene.take()
+    assert (scene.fetcher.buffered_bytes, scene.take()) == (0, {})
 
 
 def test_a_truncation_below_the_position() -> None:
@@ -665,7 +891,12 @@ def test_a_truncation_below_the_position() -> None:
     scene = Scene("earliest").at(a0=0)
     scene.respond_to_all(a0=batch(0, 10, epoch=4))
     scene.take()
-    scene.respond_to_all(a0=FetchedPartition(0, 8, 8, diverged_at=7))  # shorter than what was read: perhaps another log
+    scene.respond_to_all(a0=FetchedPartition(0, 10, 10, diverged_at=7))  # not shorter than what was read
+    assert scene.fetches()[1].wanted == {A0: 7}
+    scene = Scene("earliest").at(a0=0)
+    scene.respond_to_all(a0=batch(0, 10, epoch=4))
+    scene.take()
+    scene.respond_to_all(a0=FetchedPartition(0, 9, 9, diverged_at=7))  # shorter than what was read: perhaps another log
     assert [lookup.wanted for lookup in scene.next_requests().lookups] == [{A0: ResetPolicy("earliest")}]
     scene = Scene("none").at(a0=0)
     scene.respond_to_all(a0=batch(0, 10, epoch=4))
