@@ -159,7 +159,6 @@ class CommitRequestManager:
         # Errors of earlier commits concern earlier offsets.
         self._last_error = None
         self._stopped_by = None
-        self._start_sending_commits()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while not self._are_commits_done(numbers):

@@ -244,8 +244,7 @@ class Fetcher:
         fetches = []
         # Each request reserves its share before it is sent. So the responses in flight and the buffer together stay
         # within `fetch_buffer_bytes`.
-        share = self._bytes_per_node(len(idle), nodes) if idle else 0
-        if share:
+        if idle and (share := self._bytes_per_node(len(idle), nodes)):
             longest_ms = self.limits.fetch_max_wait_ms
             for node, tps in idle.items():
                 wait_ms = min(LEFT_OUT_WAIT_MS, longest_ms) if node in left_out else longest_ms

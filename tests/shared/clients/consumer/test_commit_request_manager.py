@@ -44,7 +44,7 @@ from tests.property_tests import examples
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 LOADING, UNAVAILABLE, MOVED, GENERATION, UNKNOWN, REBALANCE, FENCED = 14, 15, 16, 22, 25, 27, 82
-GONE, TOO_LONG, NOT_AUTHORIZED = 3, 12, 30
+GONE, TOO_LONG, TOPIC_DENIED, NOT_AUTHORIZED, UNSTABLE = 3, 12, 29, 30, 88
 
 
 def at(offset: int) -> OffsetAndMetadata:
@@ -60,12 +60,16 @@ class Coordinator:
         self.generation = generation
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
         self.sent: list[dict[TopicPartition, OffsetAndMetadata]] = []
+        self.identities: list[tuple[int, str, str | None]] = []  # generation, member id and instance id of each commit
+        self.fetched: list[tuple[Any, ...]] = []  # the fields of each request for committed offsets
         self.late: list[tuple[int, dict[TopicPartition, OffsetAndMetadata]]] = []
         self.overlaid: set[TopicPartition] = set()  # where a late commit has landed on top of a newer one
         self.fates: Callable[[], str] = lambda: "ok"
         self.fetch_codes: Callable[[], int] = lambda: 0
+        self.partition_codes: Callable[[TopicPartition], int] = lambda tp: 0
         self.forgotten = 0
         self.gate: asyncio.Event | None = None
+        self.fetch_gate: asyncio.Event | None = None
 
     def forget_coordinator(self, kind: str, key: str) -> None:
         self.forgotten += 1
@@ -73,21 +77,30 @@ class Coordinator:
     async def request_coordinator(self, kind: str, key: str, request: Any, where: str) -> Any:
         await asyncio.sleep(0)
         if request._api.name == "OffsetFetch":
+            self.fetched.append(request._fields)
+            if self.fetch_gate is not None:
+                await self.fetch_gate.wait()
+            code = self.fetch_codes()
             rows = [(tp, self.committed[tp]) for tp in (A, B) if tp in self.committed]
             topics = [
                 SimpleNamespace(
                     name=tp.topic,
                     partitions=[
                         SimpleNamespace(
-                            partition=tp.partition, offset=o.offset, leader_epoch=-1, metadata=o.metadata, error_code=0
+                            partition=tp.partition,
+                            offset=o.offset,
+                            leader_epoch=o.leader_epoch,
+                            metadata=o.metadata or None,
+                            error_code=self.partition_codes(tp),
                         )
                     ],
                 )
                 for tp, o in rows
             ]
-            return SimpleNamespace(error_code=self.fetch_codes(), topics=topics)
-        _, generation, _, _, topics = request._fields
-        offsets = {TopicPartition(t, p): OffsetAndMetadata(o, m) for t, rows in topics for p, o, _, m in rows}
+            return SimpleNamespace(error_code=code, topics=topics)
+        _, generation, member_id, instance_id, topics = request._fields
+        self.identities.append((generation, member_id, instance_id))
+        offsets = {TopicPartition(t, p): OffsetAndMetadata(o, m, e) for t, rows in topics for p, o, e, m in rows}
         self.sent.append(offsets)
         if self.gate is not None:
             await self.gate.wait()
@@ -105,7 +118,7 @@ class Coordinator:
             for _ in range(int(fate[5:])):
                 await asyncio.sleep(0)
             fate = "ok"
-        if fate == "timeout, late":
+        if fate.endswith(", late"):
             self.late.append((generation, offsets))
         if fate in ("timeout, applied", "closed, applied"):
             self.apply(generation, offsets)
@@ -117,6 +130,8 @@ class Coordinator:
             rest = {tp: offset for tp, offset in offsets.items() if tp != B}
             self.apply(generation, rest)
             return {tp: int(fate.split()[-1]) if tp == B else 0 for tp in offsets}
+        if fate.startswith("codes "):
+            return dict(zip(sorted(offsets), map(int, fate.split()[1:]), strict=True))
         if fate == "half":
             first = min(offsets)
             self.apply(generation, {first: offsets[first]})
@@ -161,6 +176,7 @@ class Member:
 
     gone_because = ""
     is_owner = False
+    member_id = "m"
 
     def __init__(self, coordinator: Coordinator, *, is_managed: bool = True, **settings: Any) -> None:
         self.coordinator, self.generation, self.clock = coordinator, coordinator.generation, ManualClock()
@@ -173,12 +189,14 @@ class Member:
             **{"clock": self.clock, "require_stable": False, **settings},
         )
         self.outcomes: list[tuple[int, str]] = []
+        self.rejections: list[tuple[tuple[int, str], int]] = []
 
     def group_metadata(self) -> GroupMetadata:
-        return GroupMetadata("g", self.generation, "m", "i")
+        return GroupMetadata("g", self.generation, self.member_id, "i")
 
     def on_commit_rejected(self, sent_as: tuple[int, str], code: int) -> None:
-        """Do nothing: the tests end the membership themselves."""
+        """Only note it: the tests end the membership themselves."""
+        self.rejections.append((sent_as, code))
 
     def later(self, offset: int, tp: TopicPartition = A) -> None:
         self.commits.commit_async({tp: at(offset)}, lambda o, e: self.outcomes.append((o[tp].offset, type(e).__name__)))
@@ -411,6 +429,54 @@ async def test_a_member_without_an_assignment_commits_nothing() -> None:
         assert member.outcomes == [(5, "NoneType" if expected else "UnknownMember")]
 
 
+async def test_the_identity_of_a_commit() -> None:
+    """It is the member's generation, member id and instance id. From outside the group it has no instance id."""
+    member = Member(coordinator := Coordinator())
+    await member.commits.commit({A: at(5)}, 5_000)
+    assert coordinator.identities == [(1, "m", "i")]
+    member = Member(coordinator := Coordinator(-1), is_managed=False)
+    member.member_id = ""
+    await member.commits.commit({A: at(5)}, 5_000)
+    assert coordinator.identities == [(-1, "", None)]
+
+
+async def test_stored_offsets_are_reported() -> None:
+    """`on_committed` is called with the offsets that the coordinator has stored, and only if there are any."""
+    stored: list[Any] = []
+    member = Member(coordinator := Coordinator(), on_committed=stored.append)
+    coordinator.fates = scripted(str(LOADING), f"without t-1: {TOO_LONG}")
+    with pytest.raises(InvalidRequest):
+        await member.commits.commit({A: at(1), B: at(1)}, 5_000)
+    assert stored == [{A: at(1)}]
+
+
+async def test_a_stored_offset_does_not_fail_with_the_rest_of_its_request() -> None:
+    """If an error of the group comes with some offsets only, the commits of the stored ones succeed."""
+    member = Member(coordinator := Coordinator())
+    coordinator.fates = scripted(f"without t-1: {NOT_AUTHORIZED}")
+    stored = asyncio.ensure_future(member.commits.commit({A: at(1)}, 5_000))
+    failed = asyncio.ensure_future(member.commits.commit({B: at(1)}, 5_000))
+    await stored
+    with pytest.raises(AuthorizationFailed):
+        await failed
+    assert coordinator.sent == [{A: at(1), B: at(1)}]
+
+
+async def test_an_error_of_the_group_comes_before_that_of_a_partition() -> None:
+    """If a response has both, the whole request is retried without a limit. No offset is given up."""
+    member = Member(coordinator := Coordinator())
+    coordinator.fates = lambda: f"codes {LOADING} {TOO_LONG}"
+    member.later(1, A)
+    member.later(2, B)
+    await turns(5)
+    member.clock.advance(REJECTED_RETRY_MS)
+    await turns()
+    assert member.outcomes == []
+    coordinator.fates = lambda: "ok"
+    await turns()
+    assert member.outcomes == [(1, "NoneType"), (2, "NoneType")]
+
+
 async def test_the_latency_of_a_commit_is_measured() -> None:
     """Latency is measured from the request to its response."""
     member = Member(coordinator := Coordinator())
@@ -452,6 +518,31 @@ def test_the_backoff_grows_until_a_commit_succeeds() -> None:
         return [round(1_000 * (b - a)) for a, b in itertools.pairwise(times)]
 
     assert virtual_time.run(waits()) == [100, 200, 400, 800, 1_000, 1_000, 0, 100]
+
+
+def test_a_commit_that_failed_for_good_delays_no_other() -> None:
+    """After an error that is not retried, the next commit is sent without a backoff."""
+
+    async def wait_ms() -> int:
+        member = Member(coordinator := Coordinator(), clock=virtual_time.LoopClock())
+        coordinator.settings.retry_backoff_ms = 100
+        times: list[float] = []
+
+        def fate() -> str:
+            times.append(asyncio.get_running_loop().time())
+            if times[1:]:
+                return "ok"
+            member.later(2, B)
+            return str(NOT_AUTHORIZED)
+
+        coordinator.fates = fate
+        member.later(1, A)
+        await virtual_time.let_pass(60)
+        await member.commits.close()
+        assert coordinator.committed == {B: at(2)}
+        return round(1_000 * (times[1] - times[0]))
+
+    assert virtual_time.run(wait_ms()) == 0
 
 
 def test_a_drain_and_a_commit_end_in_time() -> None:
@@ -503,6 +594,28 @@ def test_a_late_commit_is_covered_by_a_timer() -> None:
     assert virtual_time.run(committed()) == [(2, {A: at(5)}), (3, {A: at(9)})]
 
 
+def test_a_read_back_that_fails_is_repeated_with_a_backoff() -> None:
+    """Offsets are read back after the next successful commit, and after LATE_MS until that succeeds."""
+
+    async def times_ms() -> list[int]:
+        member = Member(coordinator := Coordinator(), clock=virtual_time.LoopClock())
+        coordinator.settings.retry_backoff_ms = 100
+        times: list[int] = []
+
+        def code() -> int:
+            times.append(round(1_000 * asyncio.get_running_loop().time()))
+            return NOT_AUTHORIZED if times[3:] == [] else 0
+
+        coordinator.fates = scripted("timeout, late")
+        coordinator.fetch_codes = code
+        await member.commits.commit({A: at(9)}, 5_000)
+        await virtual_time.let_pass(2 * LATE_MS / 1000)
+        await member.commits.close()
+        return times
+
+    assert virtual_time.run(times_ms()) == [100, LATE_MS, LATE_MS + 100, LATE_MS + 200]
+
+
 async def test_oversized_metadata_fails_its_partition_at_once() -> None:
     """The other partitions of the commit are stored, and later commits continue."""
     member = Member(coordinator := Coordinator())
@@ -510,6 +623,8 @@ async def test_oversized_metadata_fails_its_partition_at_once() -> None:
     with pytest.raises(InvalidRequest, match="t-1"):
         await member.commits.commit({A: at(1), B: at(1)}, 5_000)
     assert coordinator.committed == {A: at(1)}
+    failures = member.registry.get_sample_value("penstock_consumer_commits_total", {"group": "g", "result": "failed"})
+    assert failures == 1
     await member.commits.commit({A: at(2)}, 5_000)
     await member.commits.drain(5_000)
     assert member.commits.sequence.is_drained
@@ -526,16 +641,54 @@ async def test_oversized_metadata_fails_its_partition_at_once() -> None:
 )
 async def test_errors_that_need_a_rebalance_are_raised_at_once(code: int, error: type[PenstockError]) -> None:
     """Sync commits raise the error and async commits pass it on. It names client, group, generation, member and
-    request."""
+    request. The member is called if it was removed."""
     member = Member(coordinator := Coordinator())
     coordinator.fates = lambda: str(code)
     with pytest.raises(error) as raised:
         await member.commits.commit({A: at(5)}, 5_000)
     assert "OffsetCommit of client c, group g, generation 1, member m, instance i, t-0" in str(raised.value)
+    assert member.rejections == ([((1, "m"), code)] if issubclass(error, CommitFailed) else [])
+    assert coordinator.forgotten == 0
     member.later(6)
     await turns()
     assert member.outcomes == [(6, error.__name__)]
     await member.commits.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "named"),
+    [
+        (GENERATION, IllegalGeneration, True),
+        (UNKNOWN, UnknownMember, True),
+        (NOT_AUTHORIZED, AuthorizationFailed, False),
+    ],
+)
+async def test_the_reason_of_a_lost_membership(code: int, error: type[PenstockError], named: bool) -> None:
+    """The error of a commit has the reason if the group has removed the member."""
+    member = Member(coordinator := Coordinator())
+    member.gone_because = "no poll in time"
+    coordinator.fates = lambda: str(code)
+    with pytest.raises(error) as raised:
+        await member.commits.commit({A: at(5)}, 5_000)
+    assert ("no poll in time" in str(raised.value)) == named
+    await member.commits.close()
+
+
+@pytest.mark.parametrize("code", [GENERATION, REBALANCE])
+async def test_a_commit_of_an_owner_waits_for_the_end_of_a_rebalance(code: int) -> None:
+    """A member that owns partitions commits them in its next generation. No error is raised or passed on."""
+    member = Member(coordinator := Coordinator())
+    member.is_owner = True
+    coordinator.fates = lambda: str(code)
+    member.later(4)
+    waiting = asyncio.ensure_future(member.commits.commit({A: at(5)}, 60_000))
+    await turns()
+    assert (waiting.done(), member.outcomes) == (False, [])
+    coordinator.fates = lambda: "ok"
+    coordinator.generation = member.generation = 2
+    member.commits.retain([A])
+    await asyncio.wait_for(waiting, 5)
+    assert (coordinator.committed, member.outcomes) == ({A: at(5)}, [(4, "NoneType")])
 
 
 async def test_pending_callbacks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -597,6 +750,30 @@ async def test_a_revocation_continues_if_a_commit_cannot_succeed(code: int) -> N
     member.later(2)
     async with asyncio.timeout(5):
         await member.commits.drain(5)
+    await member.commits.close()
+
+
+async def test_a_drain_sends_the_pending_offsets_once_more() -> None:
+    """Offsets that wait for a new generation are committed if the coordinator accepts them by then."""
+    member = Member(coordinator := Coordinator())
+    coordinator.fates = scripted(str(REBALANCE))
+    member.later(1)
+    await turns()
+    assert (coordinator.committed, member.outcomes) == ({}, [(1, "RebalanceInProgress")])
+    await member.commits.drain(5_000)
+    assert coordinator.committed == {A: at(1)}
+
+
+async def test_a_drain_does_not_wait_for_a_read_back() -> None:
+    """A drain ends as soon as all offsets are stored, although they are read back without a response."""
+    member = Member(coordinator := Coordinator())
+    coordinator.fates = scripted("timeout, late")
+    coordinator.fetch_gate = asyncio.Event()
+    member.later(1)
+    await turns()
+    assert (coordinator.committed, len(coordinator.fetched)) == ({A: at(1)}, 1)
+    async with asyncio.timeout(5):
+        await member.commits.drain(60_000)
     await member.commits.close()
 
 
@@ -662,12 +839,31 @@ async def test_a_commit_during_close_ends_at_once() -> None:
     member = Member(coordinator := Coordinator())
     coordinator.gate = asyncio.Event()
     waiting = asyncio.ensure_future(member.commits.commit({A: at(5)}, 200))
+    member.later(6, B)
     await turns()
-    await member.commits.close()
+    for _ in range(2):
+        await member.commits.close()
+        assert member.outcomes == [(6, "CommitFailed")]
     with pytest.raises(CommitFailed):
         await waiting
     await turns()
     assert len(coordinator.sent) == 1
+
+
+async def test_close_ends_all_tasks() -> None:
+    """After `close`, neither a commit nor a read-back without a response waits for it any more."""
+    tasks = asyncio.all_tasks()
+    member = Member(coordinator := Coordinator())
+    coordinator.fates = scripted("timeout, late")
+    await member.commits.commit({A: at(5)}, 5_000)
+    coordinator.gate = coordinator.fetch_gate = asyncio.Event()
+    member.later(6)
+    member.clock.advance(LATE_MS)
+    member.commits._start_late_read_back()
+    await turns()
+    assert len(asyncio.all_tasks() - tasks) == 2
+    await member.commits.close()
+    assert asyncio.all_tasks() == tasks
 
 
 async def test_the_callback_of_a_commit_of_lost_partitions_is_called_at_once() -> None:
@@ -698,6 +894,34 @@ async def test_committed_offsets_are_fetched() -> None:
     assert codes == []
 
 
+async def test_the_metadata_and_leader_epoch_of_committed_offsets() -> None:
+    """They are returned as they were committed. Without metadata the text is empty."""
+    member = Member(Coordinator())
+    await member.commits.commit({A: OffsetAndMetadata(5, "text", 3), B: at(6)}, 5_000)
+    found = await member.commits.fetch([A, B], 5_000)
+    assert {tp: tuple(offset) for tp, offset in found.items()} == {A: (5, "text", 3), B: (6, "", -1)}
+
+
+async def test_an_error_of_a_partition_whose_offset_is_fetched() -> None:
+    """A retriable error of a partition is retried, another one is raised and names the partition."""
+    member = Member(coordinator := Coordinator())
+    coordinator.committed = {A: at(1), B: at(2)}
+    codes = [UNSTABLE, 0, TOPIC_DENIED]
+    coordinator.partition_codes = lambda tp: codes.pop(0) if tp == B else 0
+    assert await member.commits.fetch([A, B], 5_000) == {A: at(1), B: at(2)}
+    with pytest.raises(AuthorizationFailed, match="t-1"):
+        await member.commits.fetch([A, B], 5_000)
+    assert codes == []
+
+
+@pytest.mark.parametrize("require_stable", [False, True])
+async def test_the_request_for_committed_offsets(require_stable: bool) -> None:
+    """It has the group, the partitions of each topic, and whether open transactions have to end first."""
+    member = Member(coordinator := Coordinator(), require_stable=require_stable)
+    await member.commits.fetch([A, B, TopicPartition("u", 0)], 5_000)
+    assert coordinator.fetched == [("g", [("t", [0, 1], {}), ("u", [0], {})], require_stable, {})]
+
+
 async def test_an_error_of_the_old_generation_is_ignored() -> None:
     """A commit in flight during a rebalance is rejected. A sync commit made since continues in the new generation."""
     member = Member(coordinator := Coordinator())
@@ -714,13 +938,15 @@ async def test_an_error_of_the_old_generation_is_ignored() -> None:
     assert member.outcomes == [(5, "NoneType")]
 
 
-async def test_a_commit_of_the_old_generation_is_retried() -> None:
-    """A commit in flight during a rebalance is sent again, even if no other commit follows."""
-    member = Member(coordinator := Coordinator())
+@pytest.mark.parametrize("generation", [3, 1])
+async def test_a_commit_of_the_old_generation_is_retried(generation: int) -> None:
+    """A commit in flight during a rebalance is sent again, even if no other commit follows. The generations of a group
+    that was deleted begin again at 1."""
+    member = Member(coordinator := Coordinator(2))
     coordinator.gate = asyncio.Event()
     member.later(5)
     await turns()
-    coordinator.generation = member.generation = 2
+    coordinator.generation = member.generation = generation
     member.commits.retain([A])
     coordinator.gate.set()
     await turns()
@@ -736,11 +962,57 @@ async def test_a_sync_commit_has_a_deadline() -> None:
     await member.commits.close()
 
 
-async def test_a_late_commit_is_covered_when_it_cannot_land_any_more() -> None:
+async def test_the_deadline_of_a_sync_commit_has_no_error_of_an_earlier_one() -> None:
+    """Only failures during the wait are in the KafkaTimeout."""
+    member = Member(coordinator := Coordinator())
+    coordinator.fates = scripted(str(NOT_AUTHORIZED))
+    member.later(1)
+    await turns()
+    coordinator.gate = asyncio.Event()
+    with pytest.raises(KafkaTimeout, match=r"within 0 ms$") as raised:
+        await member.commits.commit({A: at(2)}, 0)
+    assert raised.value.__cause__ is None
+    await member.commits.close()
+
+
+async def test_a_commit_with_a_response_is_not_read_back() -> None:
+    """Only a commit without a response can be applied late."""
+    member = Member(coordinator := Coordinator())
+    coordinator.fates = scripted(str(LOADING))
+    await member.commits.commit({A: at(5)}, 5_000)
+    assert (len(coordinator.sent), coordinator.fetched) == (2, [])
+
+
+async def test_a_late_commit_below_the_next_one_is_covered_at_once() -> None:
+    """The next commit is read back. If the late one was applied after it, the newest offset is sent again."""
+    member = Member(coordinator := Coordinator())
+
+    def fate() -> str:
+        if coordinator.sent[1:]:
+            return "ok"
+        member.later(9)
+        return "timeout, late"
+
+    def apply_late() -> int:
+        if coordinator.late:
+            coordinator.apply_late()
+        return 0
+
+    coordinator.fates = fate
+    coordinator.fetch_codes = apply_late
+    member.later(5)
+    await turns()
+    assert [sent[A].offset for sent in coordinator.sent] == [5, 9, 9]
+    assert (coordinator.committed, member.outcomes) == ({A: at(9)}, [(5, "NoneType"), (9, "NoneType")])
+    await member.commits.close()
+
+
+@pytest.mark.parametrize("fate", ["timeout, late", "closed, late"])
+async def test_a_late_commit_is_covered_when_it_cannot_land_any_more(fate: str) -> None:
     """If an unanswered commit is applied after a newer one was read back, the newest is committed again after
     LATE_MS."""
     member = Member(coordinator := Coordinator())
-    coordinator.fates = scripted("timeout, late")
+    coordinator.fates = scripted(fate)
     member.later(5)
     await turns(5)
     await member.commits.commit({A: at(9)}, 5_000)

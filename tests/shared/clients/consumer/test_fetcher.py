@@ -170,7 +170,7 @@ def test_a_poll_is_filled_from_several_partitions() -> None:
     """A limit applies to the poll, not to each partition."""
     scene = Scene().at(a0=0, a1=0)
     scene.respond_to_all(a0=batch(0, 3), a1=batch(0, 6))
-    assert scene.take(5) == {A0: [0, 1, 2], A1: [0, 1]}
+    assert scene.take(7) == {A0: [0, 1, 2], A1: [0, 1, 2, 3]}
 
 
 @pytest.mark.parametrize(("size", "polled"), [(TAKEN_BYTES - 1, [A0, A1]), (TAKEN_BYTES, [A0])])
