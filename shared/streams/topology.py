@@ -228,7 +228,10 @@ class Topology:
         return found
 
     def schemas(self) -> tuple[StoreSchema, ...]:
-        """Return the stores' schemas in order, with `upstream` and `verbatim` as the topology determines them."""
+        """Return the stores' schemas by store number, with `upstream`.
+
+        In stores below a source that is not JSON, `verbatim` is False for all aggregations.
+        """
         return tuple(self._describe_store(builder.schema) for builder in self.stores.values())
 
     def _describe_store(self, schema: StoreSchema) -> StoreSchema:

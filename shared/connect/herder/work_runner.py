@@ -236,7 +236,7 @@ class WorkRunner:
         return started
 
     async def set_target_state(self, name: str) -> None:
-        """Bring the parts of a connector on this worker to its target state."""
+        """Begin to bring a connector and its tasks, as far as they run here, to the connector's target state."""
         target = self._snapshot().target_state(name)
         self.beside(self._set_target_state(name, target))
 

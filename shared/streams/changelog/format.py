@@ -95,7 +95,7 @@ class BatchInput(msgspec.Struct, frozen=True):
 
 
 def require_whole_input(application: str, partition: int, progress_input: BatchInput | msgspec.UnsetType) -> None:
-    """Raise ConfigError if a batch over files did not finish, because its files must be read before topics."""
+    """Raise ConfigError if a batch over files did not finish the partition: its files must be read before topics."""
     if isinstance(progress_input, BatchInput) and not progress_input.is_done:
         raise ConfigError(
             f"{application}, partition {partition}: a batch over files ended after {progress_input.rows} rows; run it "

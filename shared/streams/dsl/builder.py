@@ -436,7 +436,7 @@ class Stream(Generic[K, V]):
         key: KeyType = "string",
         name: str | None = None,
     ) -> Stream[KR, VR]:
-        """Replace each record by the record `mapper(record)`. `value` is the type of its value.
+        """Replace each record by the record `mapper(record)`. `value` is the type of the new values.
 
         `key`, `name` and the repartition topic are as for `key_by`.
         """

@@ -80,7 +80,10 @@ def _skip_json_space(data, at, stop):
 
 @compiled
 def _json_string_end(data, at, stop):
-    """Return the index of the closing quote of a string whose opening quote is before `at`; -1 if it is not plain."""
+    """Return the index of the closing quote of a string whose opening quote is before `at`.
+
+    Returns -1 if the string does not end, or has an escape or a byte that is not printable ASCII.
+    """
     while at < stop:
         byte = data[at]
         if byte == QUOTE:

@@ -50,7 +50,10 @@ class ValueRejected(Exception):
 
 
 class RecordNumbers(NamedTuple):
-    """The numbers that a batch's records add to state columns: cells (numbers, records), and which are present."""
+    """The numbers that a batch's records add to states, in a row for each of `StateColumns.numbers`.
+
+    `cells` has the numbers, one for each record, and `has` is 1 where a record has a number.
+    """
 
     cells: Int64Array
     has: NDArray[np.uint8]
