@@ -9,9 +9,9 @@ already reaches the table's offset is not detected, and its records before that 
 connector's offsets before you delete a topic. The broker deletes the group's offsets with the topic, and a later reset
 does not know the topic's partitions. Their offsets can then only be altered to null, one by one.
 
-After a temporary error of an append the task reads the records again, at most APPEND_RETRIES_MAX times in a row. Any
-other error, and the error after these retries, would be repeated forever. So the next `put` raises it, which fails the
-task.
+After a temporary error of an append the task reads the records again, at most APPEND_RETRIES_MAX times in a row. The
+next `put` raises any other error, and the error after these retries, which fails the task. An error of `flush` alone
+does not: the worker would read the records again, forever.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class DeltaSinkTask(SinkTask):
         self._versions: dict[TopicPartition, int | None] = {}
         self._opened: dict[TopicPartition, int] = {}
         self._begun: dict[TopicPartition, int] = {}
+        # The offsets that the last failed append would have stored. It may be in the table: a response can be lost.
+        self._unsure: dict[TopicPartition, int] = {}
         self._retries = Retries(APPEND_RETRIES_MAX)
         self._failure: Exception | None = None
 
@@ -80,6 +82,7 @@ class DeltaSinkTask(SinkTask):
             self._versions.pop(tp, None)
             self._opened.pop(tp, None)
             self._begun.pop(tp, None)
+            self._unsure.pop(tp, None)
         self._buffer = [record for record in self._buffer if record.original_tp not in partitions]
 
     async def put(self, records: list[SinkRecord]) -> None:
@@ -115,8 +118,9 @@ class DeltaSinkTask(SinkTask):
         """
         mine = [record for record in self._buffer if record.original_tp in offsets]
         self._buffer = [record for record in self._buffer if record.original_tp not in offsets]
-        fresh = [record for record in mine if record.kafka_offset >= (self._versions.get(record.original_tp) or 0)]
         try:
+            await self._find_failed_append()
+            fresh = [record for record in mine if record.kafka_offset >= (self._versions.get(record.original_tp) or 0)]
             await self._append_to_delta_table(fresh, {tp: offset.offset for tp, offset in offsets.items()})
         except RetriableError as e:
             self._begun.update({tp: begun for tp, begun in self._opened.items() if tp in offsets})
@@ -127,6 +131,18 @@ class DeltaSinkTask(SinkTask):
         except Exception as e:
             self._failure = e
             raise
+
+    async def _find_failed_append(self) -> None:
+        """If the table has the last failed append, continue from its offsets.
+
+        Offsets that another writer has stored are not taken, and fence the next append.
+        """
+        if not self._unsure:
+            return
+        names = {delta_application_id(self._name, tp): tp for tp in self._unsure}
+        found = await asyncio.to_thread(table_versions, self._allowed_table_uri(), list(names), self._options)
+        self._versions.update({tp: found[name] for name, tp in names.items() if found.get(name) == self._unsure[tp]})
+        self._unsure = {}
 
     async def _append_to_delta_table(self, records: list[SinkRecord], ends: Mapping[TopicPartition, int]) -> None:
         """Append records, and in the same commit store `ends`, the next offsets of the partitions. Records that do not
@@ -140,6 +156,9 @@ class DeltaSinkTask(SinkTask):
             await asyncio.to_thread(
                 append_once, self._allowed_table_uri(), rows, versions, self._options, self._partition_by
             )
+        except RetriableError:
+            self._unsure = {tp: after for tp, (_, after) in moved.items()}
+            raise
         except DataError as e:
             if len(records) == 1 or self.context.errant_record_reporter is None:
                 await self._report_errant_record(records[0], e)

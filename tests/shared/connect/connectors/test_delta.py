@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,6 +15,7 @@ from deltalake import DeltaTable
 from penstock.shared.common.errors import RetriableError, WriterFenced
 from penstock.shared.common.lake.append_once import append_once, table_versions
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.connect.connectors import delta
 from penstock.shared.connect.connectors.delta import APPEND_RETRIES_MAX, DeltaSinkConnector, DeltaSinkTask
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord
@@ -275,6 +277,34 @@ async def test_records_may_be_read_again_after_a_failed_commit(tmp_path: Path) -
     assert rows(tmp_path) == list(range(6))
     with pytest.raises(ConnectError, match=r"t-0.*offset 0.*6"):
         await task.put(records(A, 0, 1))
+
+
+@pytest.mark.parametrize("other_writer", [False, True])
+async def test_an_append_that_failed_may_be_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_writer: bool
+) -> None:
+    """If the table has the rows of a failed append, they are not appended again. Another writer still fences."""
+
+    def committed_without_response(*args: Any) -> None:
+        append_once(*args)
+        raise RetriableError("no response")
+
+    task = await started(tmp_path, Context(), A, B)
+    await task.put([*records(A, 0, 3), *records(B, 0, 2)])
+    with monkeypatch.context() as patch:
+        patch.setattr(delta, "append_once", committed_without_response)
+        with pytest.raises(RetriableError):
+            await task.pre_commit(at(a=3, b=2))
+    if other_writer:
+        append_once(str(tmp_path), pa.table({"n": [3]}), {"c/t/0": (3, 4)}, {})
+    await task.put([*records(A, 0, 5), *records(B, 0, 2)])
+    if other_writer:
+        with pytest.raises(WriterFenced):
+            await task.pre_commit(at(a=5, b=2))
+        return
+    await task.pre_commit(at(a=5, b=2))
+    assert rows(tmp_path) == [0, 0, 1, 1, 2, 3, 4]
+    assert table_versions(str(tmp_path), ["c/t/0", "c/t/1"], {}) == {"c/t/0": 5, "c/t/1": 2}
 
 
 async def test_a_task_fails_if_its_appends_keep_failing(tmp_path: Path) -> None:
