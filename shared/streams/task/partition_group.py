@@ -64,8 +64,9 @@ class RecordQueue:
 
     def add(self, columns: Columns) -> None:
         """Append consecutive records, except those that have been appended before."""
-        if len(columns) and columns.offsets[0] < self._next_offset:
-            columns = columns[int(np.searchsorted(columns.offsets, self._next_offset)) :]
+        known = int(np.searchsorted(columns.offsets, self._next_offset))
+        if known:
+            columns = columns[known:]
         if len(columns):
             self._columns.append(columns)
             self._sized.append(_QueuedSizes(columns))
@@ -146,10 +147,11 @@ class PartitionGroup:
         """
         empty = [topic for topic, queue in self.queues.items() if not queue]
         # 1. Forget the waits for partitions that have records now.
-        for topic in self.queues.keys() - set(empty):
-            self._waits_since_ms.pop(topic, None)
+        for topic, queue in self.queues.items():
+            if queue:
+                self._waits_since_ms.pop(topic, None)
         # 2. Without a record in any partition, the group is not ready.
-        if len(empty) == len(self.queues):
+        if not len(self):
             return False
         # 3. If a lag is unknown or above 0, the wait for this partition begins again later. This is a list and not a
         # generator, because `all` would stop at the first partition that must be waited for. The waits for the others

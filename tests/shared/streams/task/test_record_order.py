@@ -360,14 +360,25 @@ def test_never_waiting() -> None:
 def test_records_are_at_hand_once() -> None:
     """Records that were added before are skipped, until the queue is cleared."""
     queue = RecordQueue()
+    assert repr(queue) == "RecordQueue(0 records, next 0)"
     queue.add(columns("a", 1, 2, 3))
     queue.add(columns("a", 1, 2, 3))
     queue.add(columns("a", 3, 4, first=2))
     assert (len(queue), queue.take_until(None).offsets.tolist()) == (4, [0, 1, 2])
     assert repr(queue) == "RecordQueue(1 records, next 4)"
     queue.clear()
+    assert repr(queue) == "RecordQueue(0 records, next 0)"
     queue.add(columns("a", 1))
     assert (len(queue), queue.head_ms()) == (1, 1)
+
+
+def test_a_fetch_of_any_size_is_taken_as_a_whole() -> None:
+    """Without a limit a run has all records of a fetch, and the next fetch follows it."""
+    queue = RecordQueue()
+    queue.add(columns("a", *range(BUFFERED_RECORDS_MAX)))
+    queue.add(columns("a", 5, first=BUFFERED_RECORDS_MAX))
+    assert len(queue.take_until(None)) == BUFFERED_RECORDS_MAX
+    assert (len(queue), queue.head_ms()) == (1, 5)
 
 
 def test_a_group_can_be_cleared() -> None:
@@ -418,6 +429,20 @@ def test_a_queue_knows_its_bytes() -> None:
         assert queue.bytes == 0
         queue.add(Columns.of([ConsumerRecord("a", 0, 100, 0, None, b"xyz")]))
         assert queue.bytes == 3
+        queue.clear()
+        queue.add(Columns.of([ConsumerRecord("a", 0, 50, 0, None, b"xy")]))
+        assert queue.bytes == 2
+
+
+def test_a_queue_that_is_never_empty_keeps_only_the_sizes_of_its_records() -> None:
+    """If a partition is never read to its end, the memory for the sizes of its records does not grow."""
+    queue = RecordQueue()
+    queue.add(columns("a", 0))
+    for offset in range(1, 100):
+        queue.add(columns("a", offset, first=offset))
+        queue.take_until(None)
+        assert queue.bytes == 0, "these records have neither key nor value"
+        assert len(queue._sized) == len(queue) == 1
 
 
 def test_runs_grow_while_they_are_cheap_and_shrink_when_they_are_not() -> None:
