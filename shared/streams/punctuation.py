@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import enum
 import heapq
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -80,7 +81,7 @@ class PunctuationQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Schedule]] = []
-        self._added = 0
+        self._numbers = itertools.count()
         self._sweep_at = SWEEP_MIN
 
     def __repr__(self) -> str:
@@ -125,9 +126,8 @@ class PunctuationQueue:
             self._heap = [item for item in self._heap if not item[2].cancelled]
             heapq.heapify(self._heap)
             self._sweep_at = _next_sweep_at(len(self._heap))
-        self._added += 1
         # Of schedules that are due at once, the first to be added fires first. A PriorityQueue leaves that open.
-        heapq.heappush(self._heap, (schedule.due_ms, self._added, schedule))
+        heapq.heappush(self._heap, (schedule.due_ms, next(self._numbers), schedule))
 
 
 def _next_sweep_at(kept: int) -> int:
@@ -189,7 +189,8 @@ class TaskSchedules:
                 del self.restored[other]
             # Kafka Streams begins every schedule again after a restart or a rebalance. A named one continues, so its
             # grid must be committed even if no record comes.
-            self.has_new_grid |= restored is None
+            if restored is None:
+                self.has_new_grid = True
         is_stream_time = type_ is PunctuationType.STREAM_TIME
         if restored is not None:
             due = restored if is_stream_time else _limit_due_time(restored, now_ms, ms, start_ms)

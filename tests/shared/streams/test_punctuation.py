@@ -487,6 +487,18 @@ def test_cancelled_schedules_are_forgotten(count: int) -> None:
     assert not any(schedule.cancelled for schedule in kept)
 
 
+def test_cancelled_schedules_are_removed_when_their_number_has_doubled() -> None:
+    """A removal looks at every schedule, so the next one waits until there are twice as many as were kept."""
+    schedules = TaskSchedules()
+    for i in range(SWEEP_MIN):
+        add_schedule(schedules, f"kept-{i}")
+    sizes = []
+    for i in range(SWEEP_MIN + 1):
+        add_schedule(schedules, f"timer-{i}").cancel()
+        sizes.append((len(schedules._named), len(schedules.stream_time._heap)))
+    assert sizes == [(size, size) for size in (*range(SWEEP_MIN + 1, 2 * SWEEP_MIN + 1), SWEEP_MIN + 1)]
+
+
 def test_a_clock_that_was_ahead_stops_no_wall_clock_schedule() -> None:
     """A restored time two days ahead is due on its grid within an interval. A given start stays."""
     now, interval, day = 1_800_000_000_000, 300_000, 86_400_000
@@ -585,6 +597,13 @@ def test_a_name_is_text() -> None:
     for name in ("", 3):
         with pytest.raises(ConfigError, match="name must be text"):
             wall_clock_due(TaskSchedules(), name=name)  # type: ignore[arg-type]
+
+
+def test_a_callback_of_the_tasks_owner_is_checked() -> None:
+    """The task's owner must give a function, like a processor."""
+    driver = TopologyTestDriver(topology(lambda context: None))
+    with pytest.raises(ConfigError, match="callback"):
+        driver.task.schedule(10, WALL, None)  # type: ignore[arg-type]
 
 
 def test_many_that_live_are_all_called() -> None:
