@@ -239,7 +239,7 @@ class SinkTaskState:
     def is_still_ours(self, tp: TopicPartition, since: int) -> bool:
         """Return whether a partition has stayed assigned since `assignments` was `since`."""
         # A partition that was revoked and assigned again has a newer number. Its position was reset to the commit.
-        return self.assigned.get(tp, since + 1) <= since
+        return tp in self.assigned and self.assigned[tp] <= since
 
     @property
     def assignments(self) -> int:
@@ -254,7 +254,7 @@ class SinkTaskState:
             self.assigned[tp] = self._assignments
             self.last_committed[tp] = OffsetAndMetadata(position)
             self.current[tp] = self.last_committed[tp]
-        self.never_committed |= set(positions)
+        self.never_committed.update(positions)
         self.paused_by_task &= set(self.assigned)
         # If all partitions of the waiting batch were revoked, an empty batch is delivered next, and `delivered` resumes
         # the partitions that are still assigned.

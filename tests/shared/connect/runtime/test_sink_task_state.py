@@ -102,6 +102,15 @@ def test_a_late_loop_does_not_commit_in_a_row() -> None:
     assert task.poll_timeout_ms(10_000) == 1_000
 
 
+def test_a_late_loop_notices_what_it_missed() -> None:
+    """Long after a commit was due or has timed out, it is still due or expired, and the poll does not wait."""
+    task = state()
+    assert task.commit_is_due(5_000)
+    assert (task.next_commit_in_ms(5_000), task.poll_timeout_ms(5_000)) == (0, 0)
+    task.begin_commit(5_000)
+    assert task.commit_expired(9_000)
+
+
 def test_without_offsets_there_is_nothing_to_commit() -> None:
     """A task without partitions begins no commit."""
     task = SinkTaskState(1_000, 100, 0)
@@ -121,6 +130,9 @@ def test_only_new_offsets_of_own_delivered_records_are_committed() -> None:
     task.commit_completed(1, None, {A: FIVE}, 1)
     assert task.committable({A: OffsetAndMetadata(5)}) == {}
     assert task.committable({A: OffsetAndMetadata(3)}) == {A: OffsetAndMetadata(3)}, "the task wants to go back"
+    task.received({A: 8})
+    task.delivered()
+    assert task.committable({A: OffsetAndMetadata(8)}) == {A: OffsetAndMetadata(8)}
 
 
 def test_the_start_offset_is_committed_once() -> None:
@@ -134,6 +146,8 @@ def test_the_start_offset_is_committed_once() -> None:
     task.closed([A, B])
     task.opened({A: 0})
     assert task.never_committed == {A}
+    task.closed([A])
+    assert task.never_committed == set()
 
 
 def test_a_failed_flush_rewinds_to_the_last_commit() -> None:
