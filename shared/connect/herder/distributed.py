@@ -335,10 +335,16 @@ class DistributedHerder(BaseHerder):
         for level in changes.loggers:
             with contextlib.suppress(PenstockError):
                 self.loggers.set_level(level.logger, level.level)
-        # Tasks with old configs stop before the next assignment, so that none runs beside the new set.
+        # Before the next assignment, two kinds of work stop:
+        # 1. Tasks with old configs, so that none runs beside the new set.
+        # 2. Removed connectors and their tasks. If a connector was created again meanwhile, the next assignment may
+        #    leave it here, and it must start with its new config.
         outdated = self._runner.outdated(changes.tasks, whole_sets=self._config.exactly_once)
-        if outdated:
-            await self._runner.stop(ConnectorsAndTasks((), outdated))
+        here = self._runner.running()
+        removed_tasks = {task for task in here.tasks if task.connector in changes.removed}
+        ending = ConnectorsAndTasks(here.connectors & changes.removed, outdated | removed_tasks)
+        if ending:
+            await self._runner.stop(ending)
             self._resolved = False
         for name in changes.connectors & self._work_to_run().connectors:
             self._runner.beside(self._runner.restart_connector(name))
@@ -770,18 +776,19 @@ def configured_work(snapshot: ConfigSnapshot) -> ConnectorsAndTasks:
 class ConfigChanges:
     """Changes in the config topic that the herder handles together.
 
-    They are connectors whose config changed, tasks of connectors whose tasks changed, connectors whose target state
-    changed, requested restarts, and logger levels.
+    They are connectors whose config changed, removed connectors, tasks of connectors whose tasks changed, connectors
+    whose target state changed, requested restarts, and logger levels.
     """
 
     connectors: set[str] = field(default_factory=set)
+    removed: set[str] = field(default_factory=set)
     tasks: set[ConnectorTaskId] = field(default_factory=set)
     targets: set[str] = field(default_factory=set)
     restarts: dict[str, RestartRequest] = field(default_factory=dict)
     loggers: list[LoggerLevel] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.connectors or self.tasks or self.targets or self.restarts or self.loggers)
+        return bool(self.connectors or self.removed or self.tasks or self.targets or self.restarts or self.loggers)
 
 
 class PendingChanges:
@@ -818,6 +825,7 @@ class PendingChanges:
             case ConnectorChanged(connector):
                 self._request_rejoin(f"connector {connector} is new", offset)
             case ConnectorRemoved(connector):
+                self._changes.removed.add(connector)
                 self._request_rejoin(f"connector {connector} was removed", offset)
                 # Earlier changes of a removed connector must not restart it.
                 for held in (self._changes.connectors, self._changes.targets):

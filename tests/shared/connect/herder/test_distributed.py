@@ -218,6 +218,21 @@ async def test_connectors_follow_the_config_topic() -> None:
         await until(lambda: not herder.worker.task_ids())
 
 
+async def test_a_connector_that_is_deleted_and_created_in_one_turn_runs_with_its_new_config() -> None:
+    """If a delete and a create of one connector wait together, the connector runs with its new config afterwards."""
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1") as herder:
+        await herder.put_connector("c", config(word="old"), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+
+        async def delete_and_create() -> None:
+            await herder._stores.configs.remove_connector("c")
+            await herder._stores.configs.put_connector("c", config(word="new"), None)
+
+        await herder._execute_command(delete_and_create)
+        await until(lambda: [task["config"]["word"] for task in herder.task_infos("c")] == ["new"] * 2)
+        await until(lambda: states(herder) == ["RUNNING"] * 3 and len(herder.worker.task_ids()) == 2)
+
+
 async def test_a_later_worker_continues_from_the_topics() -> None:
     """Configs, target states and statuses are in topics, and the group's next worker continues from them."""
     async with FakeCluster() as cluster:
@@ -734,14 +749,14 @@ def test_only_a_new_connector_needs_a_rebalance() -> None:
     assert not pending
 
 
-def test_a_removed_connector_is_not_restarted() -> None:
-    """A removal discards earlier changes of the connector and needs a rebalance."""
+def test_a_removed_connector_is_stopped_and_not_restarted() -> None:
+    """A removal discards earlier changes of the connector, stops it and needs a rebalance."""
     pending = PendingChanges()
     pending.add(ConnectorChanged("c", is_new=False), 1)
     pending.add(TargetStateChanged("c"), 2)
     pending.add(ConnectorRemoved("c"), 3)
     changes = pending.take()
-    assert (changes.connectors, changes.targets) == (set(), set())
+    assert (changes.connectors, changes.targets, changes.removed) == (set(), set(), {"c"})
     assert pending.rejoin is not None
 
 
