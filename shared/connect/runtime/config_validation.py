@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from penstock.shared.common.errors import ConfigError
@@ -142,7 +143,9 @@ def _wrong_overrides(plugin: type[Connector], props: Mapping[str, str], worker: 
     policy = str(worker.get("connector.client.config.override.policy", "All"))
     found = []
     is_sink = issubclass(plugin, SinkConnector)
-    makers = {"producer": producer_settings, **({"consumer": consumer_settings} if is_sink else {}), "admin": None}
+    # A sink's tasks always have a group.id: an empty or missing override has a default.
+    sink_consumer = partial(consumer_settings, group_id="group")
+    makers = {"producer": producer_settings, **({"consumer": sink_consumer} if is_sink else {}), "admin": None}
     for client, make in makers.items():
         prefix = f"{client}.override."
         given = with_prefix(props, prefix)

@@ -198,6 +198,14 @@ def test_overrides_of_clients_are_checked(plugins: Plugins) -> None:
     ]
 
 
+@pytest.mark.parametrize("override", [{"group.instance.id": "a"}, {"group.id": ""}])
+def test_overrides_of_a_sink_are_checked_together_with_its_group(plugins: Plugins, override: dict[str, str]) -> None:
+    """A sink's task has a group without an override too, so a static member or an empty group.id is valid."""
+    props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t"}
+    props |= {f"consumer.override.{name}": value for name, value in override.items()}
+    assert validate_connector(plugins, props, {}).errors == []
+
+
 def test_settings_of_the_connectors_converters_are_checked(plugins: Plugins) -> None:
     """Settings of a connector's own converter are validated, but not those of the worker's converter."""
     props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t", "value.converter.schemas.enable": "maybe"}
