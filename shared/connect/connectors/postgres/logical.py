@@ -116,10 +116,16 @@ class SlotProgress:
 class IncompleteRow:
     """A row of an update without its large values, which must be read from the table."""
 
-    relation: Relation
+    table: _CapturedTable
+    """The table as the log described it at the update. A later change in the log may describe it differently."""
     names: list[str]
     key: dict[str, str]
     value: Row
+
+    def complete(self, texts: Mapping[str, str | None]) -> None:
+        """Add large values that were read from the table."""
+        for name, text in texts.items():
+            self.value[name] = None if text is None else self.table.value(name, text)
 
 
 class _CapturedTable:
@@ -278,14 +284,7 @@ class SlotReader:
             for column, text in zip(columns, texts, strict=True)
             if column.is_key and isinstance(text, str)
         }
-        self.incomplete.append(IncompleteRow(table.relation, list(missing), key, value))
-
-    def completed(self, row: IncompleteRow, texts: Mapping[str, str | None]) -> None:
-        """Add large values that were read from the table to the row."""
-        table = self._tables[row.relation.oid]
-        assert table is not None
-        for name, text in texts.items():
-            row.value[name] = None if text is None else table.value(name, text)
+        self.incomplete.append(IncompleteRow(table, list(missing), key, value))
 
     def _source_records(
         self, table: _CapturedTable, made: Sequence[tuple[str, Row | None, Row | None]]
@@ -419,7 +418,7 @@ class LogicalReader:
         columns = await connection.fetch(
             "SELECT attrelid::regclass::text AS table, attname AS name, format_type(atttypid, -1) AS type "
             "FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped",
-            row.relation.oid,
+            row.table.relation.oid,
         )
         types = {column["name"]: column["type"] for column in columns}
         names = [name for name in row.names if name in types]
@@ -431,7 +430,7 @@ class LogicalReader:
             f"SELECT {wanted} FROM {columns[0]['table']} WHERE {' AND '.join(wheres)}", *row.key.values()
         )
         if found is not None:
-            self._changes.completed(row, dict(zip(names, found, strict=True)))
+            row.complete(dict(zip(names, found, strict=True)))
 
     # --- the publication and the slot ---
 

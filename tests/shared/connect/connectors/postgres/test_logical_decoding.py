@@ -129,8 +129,20 @@ def test_an_unchanged_large_value_is_looked_up() -> None:
     [record] = read(made, BEGIN, SRC, UPDATE)
     [row] = made.incomplete
     assert (row.names, row.key, record.value["big"]) == (["big"], {"id": "2"}, None)
-    made.completed(row, {"big": "xxx"})
+    row.complete({"big": "xxx"})
     assert (record.value["big"], record.value["price"]) == ("xxx", None)
+
+
+@pytest.mark.parametrize("later", [SRC.replace(b"src", b"dst"), SRC.replace(b"big", b"bag")], ids=["table", "column"])
+def test_an_incomplete_row_keeps_the_table_of_its_update(later: bytes) -> None:
+    """A large value is looked up for the table as it was at the update, although it was renamed, out of the whitelist,
+    or its column was renamed.
+    """
+    made, _ = changes(table_whitelist=["src"])
+    [record] = read(made, BEGIN, SRC, UPDATE, later)
+    [row] = made.incomplete
+    row.complete({"big": "xxx"})
+    assert record.value["big"] == "xxx"
 
 
 def test_an_unchanged_large_key_is_known() -> None:
