@@ -87,6 +87,7 @@ class DatePattern:
         if match is None:
             raise self._parse_error(text)
         found = {"y": 1970, "M": 1, "d": 1, "m": 0, "s": 0, "S": 0}
+        # In the order in which the text has them: a field that is given again comes last.
         hours: dict[str, int] = {}
         offset = dt.timedelta(0)
         day_of_year: int | None = None
@@ -104,6 +105,7 @@ class DatePattern:
                 elif letter == "M" and count >= 3:
                     found["M"] = [month[:3].lower() for month in MONTHS].index(value[:3].lower()) + 1
                 elif letter == "a":
+                    hours.pop("a", None)
                     hours["a"] = 12 * (value.lower() == "pm")
                 elif letter and letter in ZONES:
                     offset = _parse_utc_offset(value)
@@ -112,6 +114,7 @@ class DatePattern:
                     hours.pop("H", None)
                     hours["H"] = 0 if (letter, int(value)) == ("k", 24) else int(value)
                 elif letter in ("h", "K"):
+                    hours.pop("h", None)
                     hours["h"] = 0 if (letter, int(value)) == ("h", 12) else int(value)
                 elif letter == "D":
                     day_of_year = int(value)
