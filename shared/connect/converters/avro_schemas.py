@@ -355,7 +355,10 @@ class _AvroSchemaReader:
             key = items.field("key")
             value = items.field("value")
             if key is not None and value is not None:
-                return _restore_connect_properties(Schema.map(key.schema, value.schema), avro)
+                entries = Schema.map(key.schema, value.schema)
+                # A map with text keys is Avro's own map, so an array of such entries stays an array.
+                if not entries.has_text_keys:
+                    return _restore_connect_properties(entries, avro)
         return _restore_connect_properties(Schema.array(items), avro)
 
 

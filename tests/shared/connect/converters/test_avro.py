@@ -225,6 +225,18 @@ async def test_a_map_with_optional_text_keys_is_an_array_of_entries() -> None:
         assert await fetching(lambda: made.to_connect_data("t", data)) == (schema, value)
 
 
+async def test_an_array_of_entries_with_text_keys_stays_an_array() -> None:
+    """An array of entries whose keys are text is read as an array, since a map with such keys is Avro's own map."""
+    entry = Schema.struct("io.confluent.connect.avro.MapEntry", Field("key", STRING), Field("value", INT32))
+    avro = to_avro(Schema.array(entry)) | {"connect.type": "map"}
+    value = [{"key": "a", "value": 1}]
+    async with schema_registry() as registry:
+        registry.add("t-value", avro)
+        made = converter(registry, auto_register_schemas="false", use_latest_version="true")
+        data = await fetching(lambda: made.from_connect_data("t", Schema.array(entry), value))
+        assert await fetching(lambda: made.to_connect_data("t", data)) == (Schema.array(entry), value)
+
+
 async def test_a_default_has_the_defaults_of_its_fields() -> None:
     """A field that a struct's default lacks has its own default there, and null if it is optional."""
     inner = (Field("a", INT32), Field("b", Schema(SchemaType.INT32, default=5)), Field("c", OPTIONAL_STRING))
