@@ -238,7 +238,7 @@ def default_from_json(schema: Schema, json: Any) -> Any:
         return [default_from_json(items, item) for item in json]
     keys = schema.key_schema
     if schema.type is SchemaType.MAP and items is not None and keys is not None:
-        if isinstance(json, list):
+        if not schema.has_text_keys:
             return {default_from_json(keys, entry["key"]): default_from_json(items, entry["value"]) for entry in json}
         return {key: default_from_json(items, item) for key, item in json.items()}
     return json.encode("latin-1") if schema.type is SchemaType.BYTES and isinstance(json, str) else json
@@ -257,7 +257,7 @@ def _is_default_of(schema: Schema, json: Any) -> bool:
         return schema.parameter(f"{AVRO_ENUM}.{json}") is not None
     try:
         schema.validate(default_from_json(schema, json))
-    except (AttributeError, DataError, TypeError, ValueError):
+    except (AttributeError, DataError, LookupError, TypeError, ValueError):
         # The JSON of another type, such as a text for a Date, fails in several ways.
         return False
     return True

@@ -329,6 +329,8 @@ async def test_unions_enums_and_fixed() -> None:
 
 ENUM = {"type": "enum", "name": "E", "symbols": ["RED"]}
 DAY = {"type": "int", "logicalType": "date"}
+MAP = {"type": "map", "values": "string"}
+INT_MAP = to_avro(Schema.map(INT32, STRING))
 MOMENT = {"type": "long", "logicalType": "timestamp-millis"}
 
 
@@ -381,8 +383,17 @@ async def test_a_unions_value_keeps_its_branch(branches: list[Any], branch: str,
         (["bytes", "int"], "\xff", "bytes", b"\xff"),
         ([DAY, "string"], "abc", "string", "abc"),
         ([ENUM, "string"], "blue", "string", "blue"),
-        ([{"type": "map", "values": "string"}, "string"], "abc", "string", "abc"),
+        ([MAP, "string"], "abc", "string", "abc"),
+        ([MAP, {"type": "array", "items": MAP}], [], "array", []),
+        ([MAP, {"type": "array", "items": MAP}], [{"x": "y"}], "array", [{"x": "y"}]),
+        ([MAP, {"type": "array", "items": MAP}], [{"key": "x", "value": "y"}], "array", [{"key": "x", "value": "y"}]),
         ([record_of(x="string"), record_of(y="int") | {"name": "B"}], {"y": 1}, "B", {"y": 1}),
+        (
+            [record_of(x=INT_MAP), record_of(x={"type": "array", "items": MAP}) | {"name": "B"}],
+            {"x": [{"y": "z"}]},
+            "B",
+            {"x": [{"y": "z"}]},
+        ),
         ([record_of(u=["int", "string"]), "string"], {"u": "a"}, "A", {"u": {"int": None, "string": "a"}}),
     ],
 )
