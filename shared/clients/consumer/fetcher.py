@@ -292,7 +292,7 @@ class Fetcher:
         """Return the bytes that a response of each of `idle_nodes` nodes may have; 0 if too few for a request.
 
         A node gets at most one of `nodes` + 1 equal parts of the buffer. If the bytes are too few and `take` has
-        nothing to return, drops the buffers of paused partitions.
+        no records to return, drops the buffers of paused partitions.
         """
         limits = self.limits
         # The request to a broker that hangs reserves that broker's part until it times out. The additional part lets
@@ -300,9 +300,11 @@ class Fetcher:
         most = max(1, min(limits.fetch_max_bytes, limits.fetch_buffer_bytes // (nodes + 1)))
         worth = min(limits.max_partition_fetch_bytes, most)
         free = limits.fetch_buffer_bytes - self.buffered_bytes - sum(self._in_flight.values())
-        # Drop the buffers of paused partitions only if nothing can be returned. Otherwise the next poll frees memory,
-        # and no record needs to be fetched twice.
-        if free // idle_nodes < worth and not self.has_data:
+        # Drop the buffers of paused partitions only if no records can be returned. Otherwise the next poll frees
+        # memory, and no record needs to be fetched twice. A poll that raises an error frees no memory.
+        if free // idle_nodes < worth and not any(
+            state.completed_fetches and not state.is_paused for state in self._partitions.values()
+        ):
             for tp, state in self._partitions.items():
                 if state.completed_fetches and state.is_paused:
                     free += state.buffered_bytes

@@ -588,6 +588,18 @@ def test_the_broker_cannot_read_a_batch() -> None:
         scene.take()
 
 
+def test_a_corrupt_batch_does_not_keep_the_buffers_of_paused_partitions() -> None:
+    """While a partition raises CorruptRecord, the buffers of paused partitions are dropped if others need memory."""
+    scene = Scene(fetch_buffer_bytes=5 * SIZE).at(a0=0, a1=0, b0=0)
+    scene.respond_to_all(a0=CORRUPT, a1=batch(0, 4, 1_100))
+    scene.fetcher.pause(A1)
+    scene.now = 10_000
+    with pytest.raises(CorruptRecord):
+        scene.take()
+    assert scene.fetches()[2].wanted == {B0: 0}
+    assert scene.fetcher.buffered_bytes == 0
+
+
 @pytest.mark.parametrize(("policy", "first"), [("earliest", 4), ("latest", 9), ("by_duration:1h", 6)])
 def test_out_of_range(policy: str, first: int) -> None:
     """Buffered records are returned first, then the reset policy sets the position."""
