@@ -159,12 +159,12 @@ class HeldUpShare:
 
     def must_wait(self, queue: PartitionQueue, size: int) -> bool:
         """Whether a request for `size` more bytes of a partition must wait."""
-        # There must be another partition to leave memory to. A partition that holds nothing may try its broker.
-        if self._accumulator.partitions == 1 or not (queue.held or self._is_away(queue.tp)):
-            return False
         # A later send must not overtake: its records would be written before those of the waiting one.
         if any(waiter.queue is queue for waiter in self._waiters):
             return True
+        # There must be another partition to leave memory to. A partition that holds nothing may try its broker.
+        if self._accumulator.partitions == 1 or not (queue.held or self._is_away(queue.tp)):
+            return False
         return self._exceeds_share(queue, size, self._now_ms())
 
     def _exceeds_share(self, queue: PartitionQueue, size: int, now_ms: int) -> bool:

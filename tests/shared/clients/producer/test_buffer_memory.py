@@ -388,6 +388,22 @@ async def test_waiting_requests_are_served_in_order() -> None:
     assert not table.must_wait(A)
 
 
+async def test_a_send_waits_behind_one_that_began_while_the_leader_was_unreachable() -> None:
+    """While a send of a partition without memory waits, later ones wait too, even if the leader is reachable again."""
+    table = Table()
+    away = {A}
+    table.share = HeldUpShare(table.core.accumulator, table.core.memory, lambda: table.core.now_ms, away.__contains__)
+    table.fail(B, LIMIT)
+    assert table.must_wait(A)
+    waiting = table.wait(A)
+    await soon()
+    away.clear()
+    assert table.must_wait(A)
+    table.core.respond(table.head(B))
+    assert not table.must_wait(A)
+    await waiting
+
+
 async def test_sends_that_wait_for_memory_count_for_their_partition() -> None:
     """If the buffer is full, the sends that wait for memory count as what their partition holds. Otherwise they would
     together get all of it once it is free."""
