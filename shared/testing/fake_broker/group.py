@@ -66,6 +66,17 @@ class BrokerGroupMember:
     def metadata(self, protocol: str) -> bytes:
         return next((data for name, data in self.protocols if name == protocol), b"")
 
+    def update(self, body: Message, protocols: list[tuple[str, bytes]], now_ms: int) -> None:
+        """Apply a JoinGroup request of a known member."""
+        self.protocols = protocols
+        self.seen_ms = now_ms
+        self.session_timeout_ms = body.session_timeout_ms
+        self.rebalance_timeout_ms = _rebalance_timeout_of(body)
+
+
+def _rebalance_timeout_of(body: Message) -> int:
+    return body.rebalance_timeout_ms if body.rebalance_timeout_ms >= 0 else body.session_timeout_ms
+
 
 @dataclass
 class BrokerGroup:
@@ -127,8 +138,8 @@ class BrokerGroup:
                     self.state is BrokerGroupState.STABLE
                     and self._elect_group_protocol(member, protocols) == self.protocol
                 ):
-                    member.protocols = protocols
-                    return self._resume_static_member(version, member, static.member_id, body, now_ms)
+                    member.update(body, protocols, now_ms)
+                    return self._resume_static_member(version, member, static.member_id, now_ms)
         self.protocol_type = body.protocol_type
         return self._join_member(member_id, client, body, protocols, now_ms)
 
@@ -142,8 +153,8 @@ class BrokerGroup:
     ) -> Message | DelayedResponse:
         self.pending.discard(member_id)
         member = self.members.get(member_id)
-        rebalance_ms = body.rebalance_timeout_ms if body.rebalance_timeout_ms >= 0 else body.session_timeout_ms
         if member is None:
+            rebalance_ms = _rebalance_timeout_of(body)
             member = BrokerGroupMember(
                 member_id, body.group_instance_id, *client, body.session_timeout_ms, rebalance_ms, protocols, now_ms
             )
@@ -157,10 +168,7 @@ class BrokerGroup:
             if is_restarted:
                 # The timer of the replaced instance does not apply to this member.
                 self._watch_session_timeout(member, now_ms)
-            member.protocols = protocols
-            member.seen_ms = now_ms
-            member.session_timeout_ms = body.session_timeout_ms
-            member.rebalance_timeout_ms = rebalance_ms
+            member.update(body, protocols, now_ms)
         unchanged = self.state is BrokerGroupState.COMPLETING or (
             self.state is BrokerGroupState.STABLE and member_id != self.leader
         )
@@ -267,12 +275,8 @@ class BrokerGroup:
         if self.leader == old.member_id:
             self.leader = member_id
 
-    def _resume_static_member(
-        self, version: int, member: BrokerGroupMember, old_id: str, body: Message, now_ms: int
-    ) -> Message:
+    def _resume_static_member(self, version: int, member: BrokerGroupMember, old_id: str, now_ms: int) -> Message:
         """The response to a static member that returns while the group keeps its protocol and generation."""
-        member.seen_ms = now_ms
-        member.session_timeout_ms = body.session_timeout_ms
         self._watch_session_timeout(member, now_ms)
         response = self._join_response(member)
         if self.leader == member.member_id:

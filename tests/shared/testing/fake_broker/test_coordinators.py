@@ -134,6 +134,21 @@ def test_a_rebalance_without_a_join_goes_on() -> None:
     assert (done(new).generation_id, list(group.members)) == (2, [first.member_id, group.leader])
 
 
+def test_a_restarted_static_member_has_its_new_rebalance_timeout() -> None:
+    """A rebalance waits as long as a static member asked for when it returned to the stable group."""
+    timers = Timers()
+    group = BrokerGroup("g", timers)
+    static = {"group_instance_id": "one", "session_ms": 60_000}
+    first = done(group.join(VERSION, CLIENT, joining(**static, rebalance_ms=5_000), 0))
+    group.sync(VERSION, identity(first), 0)
+    assert isinstance(group.join(VERSION, CLIENT, joining(**static, rebalance_ms=500), 0), Message)
+    new = group.join(VERSION, CLIENT, joining(rebalance_ms=500), 0)
+    timers.run(499)
+    assert group.state is BrokerGroupState.PREPARING
+    timers.run(500)
+    assert done(new).generation_id == 2
+
+
 def test_a_first_member_waits_for_others() -> None:
     """With an initial delay an empty group waits for further members and answers all in one generation."""
     timers = Timers()
