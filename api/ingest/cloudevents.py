@@ -22,6 +22,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import encodings
+import encodings.aliases
+import pkgutil
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -62,6 +65,8 @@ SHOWN_MAX = 60
 """The most characters of a value in an error message."""
 
 _CHARSET = re.compile(r';\s*charset="?([\w.:-]+)', re.IGNORECASE)
+_CHARSETS = frozenset(encodings.aliases.aliases) | {module.name for module in pkgutil.iter_modules(encodings.__path__)}
+"""The normalized names of Python's encodings. Others are not looked up: Python would keep each unknown name forever."""
 
 
 class CloudEvent(NamedTuple):
@@ -294,10 +299,16 @@ def _decode_base64_data(text: Any) -> bytes:
 
 
 def _cloudevent_data_from_text(data: bytes, content_type: str) -> bytes:
-    """Return the bytes of data that is not JSON: a JSON string's text, in the encoding that its media type names."""
+    """Return the bytes of data that is not JSON and arrived as a JSON string.
+
+    They are in the media type's charset, or in UTF-8 if it names none. Raises EventRejected if that is impossible.
+    """
     charset = _CHARSET.search(content_type)
+    encoding = encodings.normalize_encoding(charset[1]).lower() if charset else "utf_8"
     try:
-        return decode_json(data, str).encode(charset[1] if charset else "utf-8")
+        if encoding not in _CHARSETS:
+            raise LookupError(encoding)
+        return decode_json(data, str).encode(encoding)
     except (InvalidJson, LookupError, UnicodeError):
         message = f"data must be a text that {content_type[:SHOWN_MAX]!r} can hold; other data goes into data_base64"
         raise EventRejected(INVALID_CLOUDEVENT, message) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 from typing import Any
 
@@ -208,6 +209,34 @@ async def test_an_invalid_member_of_a_structured_event_is_named(
     assert (response.status_code, response.json()["error_code"]) == (400, "INVALID_CLOUDEVENT")
     assert what in response.json()["detail"]
     assert producer.batches == []
+
+
+def test_an_unknown_charset_is_not_looked_up() -> None:
+    """Python keeps the name of each charset that a look-up did not find, so clients could fill the memory."""
+    looked_up: list[str] = []
+    note = looked_up.append
+    codecs.register(note)
+    try:
+        for charset in ("klingon", "x.y", "-"):
+            with pytest.raises(EventRejected, match="data must be a text"):
+                cloudevent_from_json(as_event(datacontenttype=f"text/plain; charset={charset}", data="a"))
+    finally:
+        codecs.unregister(note)
+    assert looked_up == []
+
+
+@pytest.mark.parametrize("charset", ["rot13", "hex", "zip", "undefined"])
+def test_a_charset_that_does_not_encode_text_is_rejected(charset: str) -> None:
+    """Python has codecs under these names, but none of them encodes a text."""
+    with pytest.raises(EventRejected, match="data must be a text"):
+        cloudevent_from_json(as_event(datacontenttype=f"text/plain; charset={charset}", data="a"))
+
+
+@pytest.mark.parametrize("charset", ["latin1", "ISO-8859-1", "iso_8859-1:1987", "windows-1252"])
+def test_a_charset_has_all_names_that_python_knows(charset: str) -> None:
+    """Names differ in case and punctuation, and have aliases."""
+    event = cloudevent_from_json(as_event(datacontenttype=f"text/plain; charset={charset}", data="\u00e9"))
+    assert event.data == b"\xe9"
 
 
 @pytest.mark.parametrize("form", ["data", "envelope"])
