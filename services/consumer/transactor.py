@@ -180,14 +180,19 @@ class OutputTransactor:
                 return
 
     async def _committed_offsets_hold(self, offsets: Offsets) -> bool:
-        """Return True if a transaction whose commit request failed was committed: the group has its `offsets`.
+        """Return whether a transaction whose commit request failed was committed: the group has its `offsets`.
 
-        Waits until no transaction is open.
+        A later offset counts too: it is of the new owner of a partition that this member has lost meanwhile. Waits,
+        without a time limit, until the transaction has ended.
         """
         while True:
             try:
                 await self._ready_producer()
-                return {tp: await self._committed(tp) for tp in offsets} == dict(offsets)
+                for tp, own in offsets.items():
+                    found = await self._committed(tp)
+                    if found is None or (found != own and found.offset <= own.offset):
+                        return False
+                return True
             except CommitFailed:
                 return False
             except RetriableError as e:

@@ -23,7 +23,7 @@ from penstock.services.consumer.handlers import Handler
 from penstock.services.consumer.retry_policy import RetryPolicy
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
-from penstock.services.consumer.transactor import OutputRejected, OutputTransactor
+from penstock.services.consumer.transactor import FetchOffset, OutputRejected, OutputTransactor
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.clients.parallel_consumer.key_scheduler import KeyScheduler
@@ -289,14 +289,14 @@ RECORDS = [ProducerRecord("out", b"%d" % i) for i in range(5)]
 
 
 @asynccontextmanager
-async def transactor(cluster: FakeCluster) -> AsyncIterator[OutputTransactor]:
+async def transactor(cluster: FakeCluster, committed: FetchOffset | None = None) -> AsyncIterator[OutputTransactor]:
     kafka = KafkaSettings(
         bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=500, retry_backoff_ms=5, reconnect_backoff_ms=5
     )
     settings = ProducerSettings(transactional_id="t", linger_ms=0, max_block_ms=2_000, delivery_timeout_ms=2_000)
     reading = ConsumerSettings(group_id="g", isolation_level="read_committed")
     async with Consumer(kafka, reading) as consumer:
-        own = OutputTransactor(lambda: Producer(kafka, settings), consumer.committed)
+        own = OutputTransactor(lambda: Producer(kafka, settings), committed or consumer.committed)
         try:
             yield own
         finally:
@@ -394,6 +394,29 @@ async def test_the_outcome_of_a_lost_commit_is_read_from_the_offsets(cluster: Fa
     async with transactor(cluster) as own:
         await own.transact(RECORDS, OFFSETS, GROUP)
     assert out(cluster) == [r.value for r in RECORDS]
+
+
+@pytest.mark.parametrize(("kept", "is_committed"), [(2, True), (1, False), (None, False)])
+async def test_later_offsets_of_a_lost_partition_do_not_hide_a_commit(
+    cluster: FakeCluster, kept: int | None, is_committed: bool
+) -> None:
+    """The new owner of a lost partition may commit later offsets before the offsets are read back. The transaction
+    counts as committed if the group has its offset of the kept partition too.
+    """
+    lost, still_owned = IN, TopicPartition("in", 1)
+
+    async def committed(tp: TopicPartition) -> OffsetAndMetadata | None:
+        offset = 7 if tp == lost else kept
+        return None if offset is None else OffsetAndMetadata(offset)
+
+    cluster.control(Api.END_TXN, Fail(ErrorCode.INVALID_PRODUCER_EPOCH), times=1)
+    async with transactor(cluster, committed) as own:
+        writing = own.transact(RECORDS, OFFSETS | {still_owned: OffsetAndMetadata(2)}, GROUP)
+        if is_committed:
+            await writing
+        else:
+            with pytest.raises(TransactionAborted, match="not committed"):
+                await writing
 
 
 async def test_a_rejected_record_is_named(cluster: FakeCluster) -> None:
