@@ -244,13 +244,16 @@ class InstancesView(Protocol):
         ...
 
     async def stores(self) -> dict[str, Any]:
-        """Return the stores of all instances with their live rows, for the route `/v1/streams/stores`."""
+        """Return the stores of all instances with their live rows, for the route `/v1/streams/stores`.
+
+        Raises Problem (503) if the source topics are unknown.
+        """
         ...
 
     async def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> dict[str, Any]:
         """Return open windows of all instances, for the route `/v1/streams/windows`.
 
-        Raises WrongContinuation for an invalid continuation.
+        Raises WrongContinuation for an invalid continuation, and Problem (503) if the source topics are unknown.
         """
         ...
 

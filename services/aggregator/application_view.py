@@ -160,6 +160,7 @@ class ApplicationView:
     async def stores(self) -> dict[str, Any]:
         """Return the state stores of all instances."""
         parts = self._partition_owners()
+        _check_partitions_known(parts)
         responses, missing = await self._query_other_instances(parts, "/v1/streams/stores", {})
         found = [InstanceResponse(parts.own, {"stores": self._own.stores()}), *responses]
         return {"stores": merge_stores(found), "missing": missing_rows(missing)}
@@ -167,6 +168,7 @@ class ApplicationView:
     async def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> dict[str, Any]:
         """Return open windows of all instances."""
         parts = self._partition_owners()
+        _check_partitions_known(parts)
         pages = open_window_pages(self._own.application, store, key)
         own = self._own.windows(store, key, limit, continuation)
         wanted = {"store": store, "key": key, "limit": limit, "continuation": continuation}
@@ -181,8 +183,7 @@ class ApplicationView:
         if own["kind"] == GLOBAL_TABLE:
             # Each instance has a full copy of a global table.
             return {**own, "missing": []}
-        if not any(parts):
-            raise Problem(INCOMPLETE, "the source topics are not known yet")
+        _check_partitions_known(parts)
         responses, missing = await self._query_other_instances(
             parts, f"/v1/streams/stores/{quote(store, safe='')}", params
         )
@@ -310,6 +311,12 @@ class InstanceResponse(NamedTuple):
 
     partitions: Collection[int]
     response: Mapping[str, Any]
+
+
+def _check_partitions_known(parts: PartitionOwners) -> None:
+    """Raise Problem while the instance starts: until it knows the source topics, it cannot name what is missing."""
+    if not any(parts):
+        raise Problem(INCOMPLETE, "the source topics are not known yet")
 
 
 def missing_rows(missing: Mapping[int, str]) -> list[MissingPartition]:

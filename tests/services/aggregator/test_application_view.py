@@ -281,8 +281,13 @@ async def test_an_instance_without_metadata_reports_it() -> None:
     own = Instance("a", {})
     starting = ApplicationView(own, Instances(), QueriesSettings(), {}, CollectorRegistry(), str, Net())
     own.registration = lambda: Registration("a")  # type: ignore[method-assign]
-    with pytest.raises(Problem, match="source topics"):
-        await starting.read_store("s", partial=True, **WANTED)
+    for response in (
+        starting.read_store("s", partial=True, **WANTED),
+        starting.stores(),
+        starting.windows(None, "", 9, None),
+    ):
+        with pytest.raises(Problem, match="source topics"):
+            await response
     alone = application_view(Instance("a", {0: 1}), net=Net(), why_unknown=lambda: "not allowed")
     reasons = {row["reason"] for row in (await alone.stores())["missing"]}
     assert reasons == {"other instances are not known: not allowed"}
