@@ -178,13 +178,16 @@ async def test_a_poll_after_a_failed_poll_returns_all_records(url: str, db: Any)
     ("change", "v"),
     [
         ("ALTER TABLE src DROP w; ALTER TABLE src ALTER id TYPE text; ALTER TABLE src RENAME TO moved", LARGE),
+        ("ALTER TABLE src DROP w; ALTER TABLE src ALTER v TYPE varchar", LARGE),
+        ("ALTER TABLE src DROP w; ALTER TABLE src ALTER v TYPE bytea USING convert_to(v, 'UTF8')", None),
         ("ALTER TABLE src RENAME id TO key", None),
         ("DROP TABLE src", None),
     ],
 )
 async def test_unchanged_large_values_of_a_changed_table(url: str, db: Any, change: str, v: str | None) -> None:
     """If a table changes before an update is read, its unchanged large values are read from the columns that still
-    exist. They are null if the row cannot be found, because the key or the table no longer exists.
+    exist. They are null if the row cannot be found, because the key or the table no longer exists, or if the column's
+    type in records has changed.
     """
     await db.execute("ALTER TABLE src ADD w text; ALTER TABLE src ALTER w SET STORAGE EXTERNAL")
     await db.execute("CREATE PUBLICATION s FOR TABLE src")

@@ -412,16 +412,19 @@ class LogicalReader:
     async def _complete_large_values(self, connection: Any, row: IncompleteRow) -> None:
         """Read the current large values that an update did not contain.
 
-        They stay null if the update has no key, or if the row or the column no longer exists.
+        They stay null if the update has no key, if the row or the column no longer exists, or if the column's type in
+        records has changed.
         """
         # The log describes the table as it was at the update. The table may have changed since then.
         columns = await connection.fetch(
-            "SELECT attrelid::regclass::text AS table, attname AS name, format_type(atttypid, -1) AS type "
+            "SELECT attrelid::regclass::text AS table, attname AS name, atttypid, format_type(atttypid, -1) AS type "
             "FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped",
             row.table.relation.oid,
         )
         types = {column["name"]: column["type"] for column in columns}
-        names = [name for name in row.names if name in types]
+        kinds = {column["name"]: TYPE_NAMES.get(column["atttypid"]) for column in columns}
+        logged = {column.name: TYPE_NAMES.get(column.type_oid) for column in row.table.relation.columns}
+        names = [name for name in row.names if name in types and kinds[name] == logged[name]]
         if not names or not row.key or not row.key.keys() <= types.keys():
             return
         wanted = ", ".join(f"{sql.quoted_column(name)}::text" for name in names)
