@@ -75,7 +75,8 @@ class BrokerGroupMember:
 
 
 def _rebalance_timeout_of(body: Message) -> int:
-    return body.rebalance_timeout_ms if body.rebalance_timeout_ms >= 0 else body.session_timeout_ms
+    timeout_ms: int = body.rebalance_timeout_ms if body.rebalance_timeout_ms >= 0 else body.session_timeout_ms
+    return timeout_ms
 
 
 @dataclass

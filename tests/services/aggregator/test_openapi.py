@@ -24,7 +24,8 @@ from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests.api.http.test_openapi import closed, errors_of
 
-WAIT_S = 30
+# The first run after a change of the kernels compiles them.
+WAIT_S = 120
 TOPOLOGY = "--topology=penstock.services.local.topologies:sessions"
 QUERIES = {"/v1/streams/stores/{store}/windows": {"key": "1", "status": "open"}}
 """Parameters that a route requires here, where there is no lake."""
