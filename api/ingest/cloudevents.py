@@ -28,6 +28,7 @@ import pkgutil
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -65,8 +66,6 @@ SHOWN_MAX = 60
 """The most characters of a value in an error message."""
 
 _CHARSET = re.compile(r';\s*charset="?([\w.:-]+)', re.IGNORECASE)
-_CHARSETS = frozenset(encodings.aliases.aliases) | {module.name for module in pkgutil.iter_modules(encodings.__path__)}
-"""The normalized names of Python's encodings. Others are not looked up: Python would keep each unknown name forever."""
 
 
 class CloudEvent(NamedTuple):
@@ -298,6 +297,16 @@ def _decode_base64_data(text: Any) -> bytes:
         raise EventRejected(INVALID_CLOUDEVENT, "data_base64 must be a text in base64") from None
 
 
+@cache
+def _encodings() -> frozenset[str]:
+    """Return the normalized names of Python's encodings, which takes some milliseconds once.
+
+    Others are not looked up: Python would keep each unknown name forever.
+    """
+    modules = pkgutil.iter_modules(encodings.__path__)
+    return frozenset(encodings.aliases.aliases) | {module.name for module in modules}
+
+
 def _cloudevent_data_from_text(data: bytes, content_type: str) -> bytes:
     """Return the bytes of data that is not JSON and arrived as a JSON string.
 
@@ -306,7 +315,7 @@ def _cloudevent_data_from_text(data: bytes, content_type: str) -> bytes:
     charset = _CHARSET.search(content_type)
     encoding = encodings.normalize_encoding(charset[1]).lower() if charset else "utf_8"
     try:
-        if encoding not in _CHARSETS:
+        if charset and encoding not in _encodings():
             raise LookupError(encoding)
         return decode_json(data, str).encode(encoding)
     except (InvalidJson, LookupError, UnicodeError):
