@@ -88,7 +88,7 @@ class DatePattern:
             raise self._parse_error(text)
         found = {"y": 1970, "M": 1, "d": 1, "m": 0, "s": 0, "S": 0}
         # In the order in which the text has them: a field that is given again comes last.
-        hours: dict[str, int] = {}
+        hours: list[tuple[str, int]] = []
         offset = dt.timedelta(0)
         day_of_year: int | None = None
         century_start: dt.datetime | None = None
@@ -105,17 +105,14 @@ class DatePattern:
                 elif letter == "M" and count >= 3:
                     found["M"] = [month[:3].lower() for month in MONTHS].index(value[:3].lower()) + 1
                 elif letter == "a":
-                    hours.pop("a", None)
-                    hours["a"] = 12 * (value.lower() == "pm")
+                    hours.append(("a", 12 * (value.lower() == "pm")))
                 elif letter and letter in ZONES:
                     offset = _parse_utc_offset(value)
                 # The hour of midnight is 24 with k, 12 with h, and 0 with H and K.
                 elif letter in ("H", "k"):
-                    hours.pop("H", None)
-                    hours["H"] = 0 if (letter, int(value)) == ("k", 24) else int(value)
+                    hours.append(("H", 0 if (letter, int(value)) == ("k", 24) else int(value)))
                 elif letter in ("h", "K"):
-                    hours.pop("h", None)
-                    hours["h"] = 0 if (letter, int(value)) == ("h", 12) else int(value)
+                    hours.append(("h", 0 if (letter, int(value)) == ("h", 12) else int(value)))
                 elif letter == "D":
                     day_of_year = int(value)
                 elif letter in found:
@@ -123,13 +120,14 @@ class DatePattern:
                     if letter == "d":
                         # If the pattern has both a day of the month and a day of the year, the last one counts.
                         day_of_year = None
-            # 2. The hour of the day (H, k) counts, unless both the hour of the half day and am or pm are given, and one
-            # of these comes after it. A day of the year counts from January.
-            is_half_complete = {"h", "a"} <= hours.keys()
-            if "H" in hours and not (is_half_complete and list(hours)[-1] != "H"):
-                found["H"] = hours["H"]
+            # 2. The last value of each kind of hour counts. The hour of the day (H, k) counts before that of the half
+            # day, unless both the hour of the half day and am or pm are given, and one of these is last. A day of the
+            # year counts from January.
+            last = dict(hours)
+            if "H" not in last or ({"h", "a"} <= last.keys() and hours[-1][0] != "H"):
+                found["H"] = last.get("h", 0) + last.get("a", 0)
             else:
-                found["H"] = hours.get("h", 0) + hours.get("a", 0)
+                found["H"] = last["H"]
             if day_of_year is not None:
                 found |= {"M": 1, "d": day_of_year}
             # 3. Convert to UTC. A time before the 100 years of two-digit years is moved by 100 years.
