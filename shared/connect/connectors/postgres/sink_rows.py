@@ -123,11 +123,8 @@ class RowBuilder:
         for record in records:
             row = self._row_of_record(record)
             table = self._settings.table(record.topic)
-            if (
-                last is None
-                or (last.names, last.key, last.table) != (row.columns, row.key, table)
-                or last.deletes is not row.is_delete
-            ):
+            group = table, row.columns, row.key, row.is_delete
+            if last is None or (last.table, last.names, last.key, last.deletes) != group:
                 last = RowsToWrite(
                     table, row.columns, row.key, self._column_types(record, row.columns), deletes=row.is_delete
                 )
