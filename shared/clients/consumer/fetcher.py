@@ -490,10 +490,9 @@ class Fetcher:
             state = self._partitions[tp]
             if state.is_paused:
                 continue
-            if state.error is not None and not state.completed_fetches:
-                if fetched:
-                    break
-                self._raise_error(tp, state)
+            # The next call raises the error.
+            if fetched and state.error is not None and not state.completed_fetches:
+                break
             bytes_left -= state.buffered_bytes
             before = state.position
             columns = self._take_records_of(state, records_left)
