@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.shared.clients.producer.bulk_append import Bulk, ColumnBulk, bulk_of
+import numpy as np
+import pytest
+
+from penstock.shared.clients.producer.bulk_append import COLUMNS_MIN, Bulk, ColumnBulk, bulk_of
 from penstock.shared.clients.producer.delivery import Delivery
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
@@ -189,7 +192,7 @@ async def test_records_own_timestamps() -> None:
 async def test_a_list_may_be_used_again() -> None:
     """The results do not change if the caller clears its list after the call."""
     known, buffer = topic(), records(b"a", b"bc")
-    bulk = bulk_of(buffer, 77)
+    bulk = bulk_of(buffer, 77, may_be_columns=True)
     assert bulk.fill({"t": known}) is None
     buffer.clear()
     batch = known.queues[1].open
@@ -199,3 +202,54 @@ async def test_a_list_may_be_used_again() -> None:
     results = [RecordMetadata("t", 1, 0, 77, -1, 1), RecordMetadata("t", 1, 1, 77, -1, 2)]
     assert await deliveries == results
     assert deliveries.last() == results[-1]
+
+
+def test_many_records_of_a_topic_become_columns() -> None:
+    """Each column has the records' own fields; a record without a timestamp has the bulk's."""
+    buffer = [ProducerRecord("t", b"%d" % i, b"k%d" % i) for i in range(COLUMNS_MIN)]
+    keys, values = [r.key for r in buffer], [r.value for r in buffer]
+    bulk = bulk_of(buffer, 77, may_be_columns=True)
+    assert isinstance(bulk, ColumnBulk)
+    assert bulk.columns == RecordColumns("t", keys, values)
+    assert bulk.records == buffer
+    buffer[1] = ProducerRecord("t", b"1", b"k1", {"trace": b"x"}, timestamp=5)
+    bulk = bulk_of(buffer, 77, may_be_columns=True)
+    assert isinstance(bulk, ColumnBulk)
+    times = [77, 5] + [77] * (COLUMNS_MIN - 2)
+    headers = [(), {"trace": b"x"}] + [()] * (COLUMNS_MIN - 2)
+    assert bulk.columns == RecordColumns("t", keys, values, times, None, headers)
+    # An array has no truth value.
+    buffer[1] = ProducerRecord("t", b"1", b"k1", np.arange(2))  # type: ignore[arg-type]
+    bulk = bulk_of(buffer, 77, may_be_columns=True)
+    assert isinstance(bulk, ColumnBulk)
+    assert bulk.columns.headers is not None
+    assert bulk.columns.headers[1] is buffer[1].headers
+
+
+class Special(ProducerRecord, frozen=True, gc=False):
+    """A subclass may compute its fields."""
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        ProducerRecord("other", b"v"),
+        ProducerRecord("t", b"v", partition=0),
+        ProducerRecord(None, b"v"),  # type: ignore[arg-type]
+        Special("t", b"v"),
+        "no record",
+    ],
+    ids=["another topic", "a partition", "no topic", "a subclass", "no record"],
+)
+@pytest.mark.parametrize("at", [0, COLUMNS_MIN - 1])
+def test_records_that_do_not_become_columns(odd: Any, at: int) -> None:
+    """One such record is enough, at any position."""
+    buffer = records(*[b"v"] * COLUMNS_MIN)
+    buffer[at] = odd
+    assert type(bulk_of(buffer, 77, may_be_columns=True)) is Bulk
+
+
+def test_few_records_do_not_become_columns() -> None:
+    """One record below the limit is too few. A producer that may not take columns keeps any number of objects."""
+    assert type(bulk_of(records(*[b"v"] * (COLUMNS_MIN - 1)), 77, may_be_columns=True)) is Bulk
+    assert type(bulk_of(records(*[b"v"] * COLUMNS_MIN), 77, may_be_columns=False)) is Bulk

@@ -1,4 +1,7 @@
-"""`send_many` with columns, through kernels and aiokafka's builder, under one contract."""
+"""`send_many` with columns, through kernels and aiokafka's builder, under one contract.
+
+Many record objects of one topic become columns.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 
 from penstock.shared.clients.interceptors import ProducerInterceptor
-from penstock.shared.clients.producer import Producer, ProducerSettings, column_slices
+from penstock.shared.clients.producer import Producer, ProducerSettings, bulk_append, column_slices
 from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.clients.protocol.packed_headers import PackedHeaders
 from penstock.shared.common import kernel_loading
@@ -35,14 +38,18 @@ from tests.shared.clients.producer.clusters import producing as producing_one
 
 PARTITIONS = 3
 
+FORMS = [pytest.param(lambda columns: columns, id="columns"), pytest.param(list, id="objects")]
+"""The forms in which `send_many` takes the records of columns."""
+
 
 @pytest.fixture(params=["kernels", "aiokafka"], autouse=True)
 def encoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Selects the record encoder. A slice of seven records tests the slice boundaries."""
+    """Selects the record encoder. A slice of seven records tests the slice boundaries, and two records are many."""
     name: str = request.param
     if name == "aiokafka":
         monkeypatch.setattr(kernel_loading, "IS_COMPILED", False)
     monkeypatch.setattr(column_slices, "SLICE_RECORDS", 7)
+    monkeypatch.setattr(bulk_append, "COLUMNS_MIN", 2)
     return name
 
 
@@ -76,19 +83,19 @@ def some(count: int, seed: int = 1) -> tuple[list[bytes | None], list[bytes | No
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4"])
-@pytest.mark.parametrize("form", ["lists", "lists with headers", "arrays"])
+@pytest.mark.parametrize("form", ["lists", "lists with headers", "arrays", "objects"])
 async def test_each_record_is_at_the_offset_of_its_result(form: str, compression: str) -> None:
     """Through many slices and batches: key, value and time are stored, each key's records in order in its partition."""
     keys, of_values, times, headers = some(200)
     columns = RecordColumns("t", keys, of_values, times)
-    if form == "lists with headers":
+    if form in {"lists with headers", "objects"}:
         columns = replace(columns, headers=headers)
     else:
         headers = [()] * 200
     if form == "arrays":
         columns = RecordColumns("t", PackedBytes.of(keys), PackedBytes.of(of_values), np.array(times, np.int64))
     async with producing(batch_size=300, compression_type=compression) as (cluster, producer):
-        deliveries = await producer.send_many(columns)
+        deliveries = await producer.send_many(list(columns) if form == "objects" else columns)
         results = await deliveries
         at = [(r.partition, r.offset) for r in results if isinstance(r, RecordMetadata)]
         found = stored(cluster)
@@ -166,15 +173,16 @@ ODD: list[tuple[type[Exception], tuple[Any, Any, Any]]] = [
 ]
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("error", "odd"), ODD)
-async def test_an_invalid_record_has_its_own_result(error: type[Exception], odd: tuple[Any, Any, Any]) -> None:
+async def test_an_invalid_record_has_its_own_result(error: type[Exception], odd: tuple[Any, ...], form: Any) -> None:
     """An invalid record fails alone. All others are sent in order."""
     for at in (0, 4, 11):
         rows: list[tuple[Any, Any, Any]] = [(b"k", b"%d" % i, 5) for i in range(12)]
         rows[at] = odd
         keys, of_values, times = (list(column) for column in zip(*rows, strict=True))
         async with producing(1, max_request_size=2_000) as (cluster, producer):
-            deliveries = await producer.send_many(RecordColumns("t", keys, of_values, times))
+            deliveries = await producer.send_many(form(RecordColumns("t", keys, of_values, times)))
             results = await deliveries
             assert [type(result) for result in results] == [
                 error if i == at else RecordMetadata for i in range(len(rows))
@@ -207,12 +215,13 @@ async def test_headers_of_consumed_columns_are_accepted() -> None:
 WRONG_HEADERS: list[Any] = [5, "text", [("n", "text")], [("n",)], [(b"n", b"")], {"n": 5}, [("\ud800", b"")]]
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("wrong", [*WRONG_HEADERS, [("n", b"x" * 3_000)]])
-async def test_wrong_headers_have_the_errors_of_single_records(wrong: Any) -> None:
+async def test_wrong_headers_have_the_errors_of_single_records(wrong: Any, form: Any) -> None:
     """A record with invalid headers gets the error that `send` raises. All other records are sent in order."""
     async with producing(1, max_request_size=2_000) as (cluster, producer):
         columns = RecordColumns("t", [b"k"] * 12, [b"%d" % i for i in range(12)], headers=[()] * 9 + [wrong] + [()] * 2)
-        results = await (await producer.send_many(columns))
+        results = await (await producer.send_many(form(columns)))
         with pytest.raises(type(results[9]) if isinstance(results[9], Exception) else AssertionError) as alone:
             await producer.send("t", b"9", key=b"k", headers=wrong)
         assert isinstance(alone.value, SerializationError | RecordTooLarge)
@@ -241,15 +250,12 @@ async def test_an_unknown_partition_or_topic() -> None:
         assert producer.metrics()["record_error_total"] == 40
 
 
-async def test_a_topic_that_is_not_known_yet() -> None:
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_topic_that_is_not_known_yet(form: Any) -> None:
     """The first bulk waits for the topic and is sent in order."""
     async with producing_one(1, 1) as (cluster, producer):
-        assert (
-            await (
-                await producer.send_many(RecordColumns("t", [b"k"] * 20, [b"%d" % i for i in range(20)]))
-            ).first_error()
-            is None
-        )
+        bulk = form(RecordColumns("t", [b"k"] * 20, [b"%d" % i for i in range(20)]))
+        assert await (await producer.send_many(bulk)).first_error() is None
         assert values(cluster) == [b"%d" % i for i in range(20)]
 
 
@@ -424,7 +430,8 @@ class Upper(ProducerInterceptor):
         return ProducerRecord(record.topic, record.value.upper(), record.key)
 
 
-async def test_user_hooks_are_called_for_each_record() -> None:
+@pytest.mark.parametrize("form", FORMS)
+async def test_user_hooks_are_called_for_each_record(form: Any) -> None:
     """Interceptors, serializers and partitioners are called for each record of columns."""
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 2)
@@ -437,7 +444,7 @@ async def test_user_hooks_are_called_for_each_record() -> None:
         ]
         for way in ways:
             async with Producer(kafka, ProducerSettings(linger_ms=0), **way) as producer:
-                assert await (await producer.send_many(columns)).first_error() is None
+                assert await (await producer.send_many(form(columns))).first_error() is None
         assert [record.value for record in cluster.records("t")].count(b"V") == 20
         assert len(cluster.records("t", 1)) >= 10
 
