@@ -43,7 +43,7 @@ class HistoryResponse(TypedDict):
 
 
 class History:
-    """A bounded number of points, oldest first."""
+    """At most `points_max` points, oldest first. A full history drops every second one and doubles the interval."""
 
     def __init__(self, every_ms: int = EVERY_MS, points_max: int = POINTS_MAX) -> None:
         self._every_ms = every_ms

@@ -146,7 +146,7 @@ class Member(ABC):
 
     @property
     def group_metadata(self) -> GroupMetadata:
-        """The member's identity within its current generation."""
+        """The member's identity within its current generation. A consumer's commits have its `owner_metadata`."""
         return GroupMetadata(self.config.group_id, self.generation, self.member_id, self.config.instance_id)
 
     @abstractmethod

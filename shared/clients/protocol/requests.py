@@ -1,4 +1,4 @@
-"""The requests that aiokafka lacks, or has only in versions with fewer fields. Each one has one fixed version.
+"""Requests that Penstock's clients send. Each one has one fixed version.
 
 Brokers from Kafka 2.8 to 4.x support all of these versions, except those marked as `optional`. Fields are in the order
 of the bytes (Kafka's `common/message/*.json`). In a flexible version every struct ends with its tagged fields, here

@@ -99,7 +99,7 @@ class StreamTaskFactory:
         task.initialize(self._clock.now_ms())
 
     def task(self, partition: int, local: LocalState | None, *, is_standby: bool = False) -> StreamTask:
-        """Create a partition's task, still empty."""
+        """Create a partition's task. Its state is not restored yet."""
         return StreamTask(
             self._topology,
             partition,

@@ -76,7 +76,7 @@ class TaskCommits:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the commit in progress has ended."""
+        """Return whether a commit has ended whose outcome `settle` has not returned yet."""
         return self._in_progress is not None and self._in_progress.done()
 
     async def yield_to_commit(self) -> None:
