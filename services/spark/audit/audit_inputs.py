@@ -125,7 +125,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
         not_compared.append(f"{', '.join(names)}: states that Spark cannot make from the records")
     if not any(a.function == "count" for a in store.aggregations):
         not_compared.append("the number of records in a window, which the store does not count")
-    known = deleted_until_ms_of(records, late, dead, store, source.earliest)
+    known = deleted_until_ms_of(records, late, dead, stream, store, source.earliest)
     for partition, ms in known.items():
         first = source.earliest[partition]
         not_compared.append(
@@ -266,7 +266,12 @@ def without_added(stream: DataFrame, store: StoreSchema, not_compared: list[str]
 
 
 def deleted_until_ms_of(
-    records: DataFrame, late: DataFrame, dead: DataFrame, store: StoreSchema, earliest: Mapping[int, int]
+    records: DataFrame,
+    late: DataFrame,
+    dead: DataFrame,
+    stream: DataFrame,
+    store: StoreSchema,
+    earliest: Mapping[int, int],
 ) -> dict[int, int]:
     """Return, for each partition whose first records are deleted, the highest timestamp in ms that these can have.
 
@@ -280,11 +285,16 @@ def deleted_until_ms_of(
     # Leave out late records and dead letters: only a record that a window accepted bounds the stream time before it.
     for rejected in (late, dead):
         accepted = accepted.join(rejected.select(*COORDINATES).dropna(), COORDINATES, "left_anti")
-    first = accepted.groupBy("partition").agg(F.min_by("timestamp_ms", "offset").alias("ms")).collect()
-    # The first accepted record was not late. So the stream time before it was at most its timestamp plus the time that
-    # a window stays open: its size plus the grace period, or for a session twice the gap plus the grace period.
-    waits = store.grace_ms + (2 * store.gap_ms if store.kind == "session" else store.size_ms)
-    found = {row.partition: row.ms + waits for row in first}
+    record = F.min_by(F.struct("key", F.col("timestamp_ms").alias("ms")), "offset").alias("record")
+    first = accepted.groupBy("partition").agg(record).select("partition", "record.*")
+    # The first accepted record was not late, so its window was open. The stream time before it was at most the time
+    # that closes this window. A session's end can be far after the record: the stream's own session has it.
+    if store.kind == "session":
+        end = F.when(F.col("ms").between(F.col("start_ms"), F.col("end_ms")), F.col("end_ms"))
+        sessions = first.join(stream.select(*KEY, "start_ms", "end_ms"), list(KEY), "left")
+        first = sessions.groupBy("partition").agg(F.greatest(F.max("ms"), F.max(end)).alias("ms"))
+    waits = store.grace_ms + (store.gap_ms if store.kind == "session" else store.size_ms)
+    found = {row.partition: row.ms + waits for row in first.collect()}
     # Without an accepted record nothing bounds the time, so any window may have held deleted records.
     return {partition: found.get(partition, 2**62) for partition in sorted(partitions)}
 

@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.services.exit_status import ExitStatus
 from penstock.services.spark.audit.audit import run_audit
-from penstock.services.spark.audit.audit_inputs import Inputs, NotAuditable
+from penstock.services.spark.audit.audit_inputs import Inputs, NotAuditable, deleted_until_ms_of
 from penstock.services.spark.audit.common_checks import unknown_coordinates
 from penstock.services.spark.audit.report import AuditReport, print_report, report_as_json
 from penstock.services.spark.audit.settings import AuditSettings
@@ -312,6 +312,23 @@ def test_sessions_that_cannot_be_compared_are_left_out(lake: Lake) -> None:
     assert (differences(report), audit_exit_status(report)) == ({}, ExitStatus.OK)
     assert {"windows", "closing", "lateness"} & {check.name for check in report.checks} == set()
     assert report.assumed == []
+
+
+def test_the_end_of_an_open_session_bounds_the_time_of_deleted_records(spark: Any) -> None:
+    """An open session accepts a record that is far behind stream time. So the end of this session bounds the time of
+    the deleted records before it. If the tables lack the session, the record's own time bounds it."""
+    records = [(p, offset, ms, b"a") for p in (0, 1) for offset, ms in [(101, 5_000), (102, 90_500)]]
+    sessions = [(0, b"a", 0, 90_500), (0, b"b", 5_000, 95_000), (0, b"a", 95_000, 99_000), (1, b"a", 90_500, 90_500)]
+    empty = spark.createDataFrame([], "partition int, offset bigint")
+    bounds = deleted_until_ms_of(
+        spark.createDataFrame(records, "partition int, offset bigint, timestamp_ms bigint, key binary"),
+        late=empty,
+        dead=empty,
+        stream=spark.createDataFrame(sessions, "partition int, key binary, start_ms bigint, end_ms bigint"),
+        store=StoreSchema("s", "session", "string", GAP, GRACE, "on_close", "in", None, None, None, ()),
+        earliest={0: 101, 1: 101},
+    )
+    assert bounds == {0: 90_500 + GAP + GRACE, 1: 5_000 + GAP + GRACE}
 
 
 def test_nothing_to_compare_is_no_success(lake: Lake) -> None:
