@@ -30,7 +30,7 @@ class Point(TypedDict):
     at_ms: of.TimeMs
     records_per_second: of.Rate | None
     p99_ms: of.Milliseconds | None
-    lag: of.Lag
+    lag: of.Lag | None
     state_rows: of.Count | None
     late_per_second: of.Rate | None
     dead_letters: of.Count | None
@@ -70,11 +70,13 @@ def point(overview: Mapping[str, Any]) -> Point:
     """Return the point of an overview; unknown values are None."""
     ingest = overview.get("ingest", {})
     streams = overview.get("streams", {})
+    # Without groups, Kafka usually did not answer.
+    lags = [group["lag"] for group in overview.get("groups", ())]
     return {
         "at_ms": overview["now_ms"],
         "records_per_second": ingest.get("records_per_second"),
         "p99_ms": ingest.get("p99_ms"),
-        "lag": sum(group["lag"] for group in overview.get("groups", ())),
+        "lag": sum(lags) if lags else None,
         "state_rows": streams.get("state_rows"),
         "late_per_second": streams.get("late_per_second"),
         "dead_letters": overview.get("dead_letters"),

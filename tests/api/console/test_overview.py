@@ -223,3 +223,4 @@ def test_a_point_summarizes_an_overview() -> None:
     overview = {"now_ms": 7, "ingest": {"records_per_second": 2.0}, "groups": [{"lag": 3}, {"lag": 4}]}
     taken = point(overview)
     assert (taken["at_ms"], taken["records_per_second"], taken["lag"], taken["state_rows"]) == (7, 2.0, 7, None)
+    assert point(build([], KafkaSample(error="no broker")))["lag"] is None
