@@ -25,7 +25,7 @@ POINTS_MAX = 1_440
 
 
 class Point(TypedDict):
-    """One point; unknown values are None."""
+    """One point; unknown values are None. The lag is unknown if the lag of any group is."""
 
     at_ms: of.TimeMs
     records_per_second: of.Rate | None
@@ -76,7 +76,7 @@ def point(overview: Mapping[str, Any]) -> Point:
         "at_ms": overview["now_ms"],
         "records_per_second": ingest.get("records_per_second"),
         "p99_ms": ingest.get("p99_ms"),
-        "lag": sum(lags) if lags else None,
+        "lag": sum(lags) if lags and None not in lags else None,
         "state_rows": streams.get("state_rows"),
         "late_per_second": streams.get("late_per_second"),
         "dead_letters": overview.get("dead_letters"),

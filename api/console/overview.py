@@ -75,12 +75,12 @@ class ServiceSample:
 
 
 class GroupSample(TypedDict):
-    """The state of a group, its number of members and its total lag."""
+    """The state of a group, its number of members and its total lag. The lag is None if Kafka does not return it."""
 
     group: of.Group
     state: Annotated[str, Field(examples=["Stable"])]
     members: of.Count
-    lag: of.Lag
+    lag: of.Lag | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,18 +250,19 @@ class GroupWatch:
         """Add a sample of the groups. Returns the overview's groups, each with `lag_per_second` and `catch_up_s`.
 
         `lag_per_second` is negative if the group catches up, and None for the group's first sample. `catch_up_s` is 0
-        without lag, and None if the lag does not fall.
+        without lag, and None if the lag does not fall. Both are None if the lag is unknown.
         """
         rows: list[GroupState] = []
         for group in groups:
             name = group["group"]
             self._add_rebalance(name, group, now_ms)
-            rate = self._lag_rate(name, group["lag"], monotonic_ms)
+            lag = group["lag"]
+            rate = None if lag is None else self._lag_rate(name, lag, monotonic_ms)
             catch_up_s: float | None = None
-            if group["lag"] == 0:
+            if lag == 0:
                 catch_up_s = 0.0
-            elif rate is not None and rate < 0:
-                catch_up_s = -group["lag"] / rate
+            elif lag is not None and rate is not None and rate < 0:
+                catch_up_s = -lag / rate
             rows.append({**group, "lag_per_second": rate, "catch_up_s": catch_up_s})
         # A sample without groups usually means that Kafka did not answer. So the groups are kept for the next sample.
         if groups:

@@ -18,7 +18,7 @@ from penstock.api.http.health import Check, CheckResult, describe_failing_checks
 from penstock.api.streams.task_views import StreamsState
 from penstock.shared.clients.admin.types import DEAD
 from penstock.shared.common import metrics
-from penstock.shared.common.errors import GroupNotFound, PenstockError
+from penstock.shared.common.errors import AuthorizationFailed, GroupNotFound, PenstockError, RetriableError
 from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import decode_json
 
@@ -150,12 +150,24 @@ class KafkaSource:
         """Return the group's state, number of members and total lag; None if it was deleted meanwhile."""
         try:
             description = await self._admin.describe_group(group_id)
-            lag = sum(row.lag for row in await self._admin.group_lag(group_id))
+            lag = await self._total_lag(group_id)
         except GroupNotFound:
             return None
         if description.state == DEAD:
             return None
         return {"group": group_id, "state": description.state, "members": len(description.members), "lag": lag}
+
+    async def _total_lag(self, group_id: str) -> int | None:
+        """Return the group's total lag.
+
+        Returns None if a partition has no leader, or if the principal may not describe a topic.
+        """
+        try:
+            # Half of the sample's time limit: requests for a partition without a leader are retried for longer.
+            async with asyncio.timeout(self._timeout_ms / 2 / 1000):
+                return sum(row.lag for row in await self._admin.group_lag(group_id))
+        except (TimeoutError, RetriableError, AuthorizationFailed):
+            return None
 
 
 def sum_metrics(text: str) -> dict[str, float]:

@@ -130,7 +130,7 @@ def test_a_missing_partition_has_a_row() -> None:
     ]
 
 
-def group(lag: int, **other: object) -> dict[str, object]:
+def group(lag: int | None, **other: object) -> dict[str, object]:
     return {"group": "banks", "state": "Stable", "members": 1, "lag": lag, **other}
 
 
@@ -141,6 +141,16 @@ def test_a_group_that_falls_behind_has_no_time_to_catch_up() -> None:
     (row,) = watch.observe([group(30)], now_ms=1_000, monotonic_ms=1_000)
     assert (row["lag_per_second"], row["catch_up_s"]) == (20.0, None)
     assert watch.observe([group(0)], now_ms=2_000, monotonic_ms=2_000)[0]["catch_up_s"] == 0.0
+
+
+def test_an_unknown_lag_has_no_rate_and_is_no_point_of_later_rates() -> None:
+    """While a group's lag is unknown, its rate and its time to catch up are unknown. Later rates skip this time."""
+    watch = GroupWatch()
+    watch.observe([group(10)], now_ms=0, monotonic_ms=0)
+    (row,) = watch.observe([group(None)], now_ms=1_000, monotonic_ms=1_000)
+    assert (row["lag"], row["lag_per_second"], row["catch_up_s"]) == (None, None, None)
+    (row,) = watch.observe([group(30)], now_ms=2_000, monotonic_ms=2_000)
+    assert (row["lag"], row["lag_per_second"]) == (30, 10.0)
 
 
 def test_rebalances_are_events_newest_first() -> None:
@@ -224,3 +234,4 @@ def test_a_point_summarizes_an_overview() -> None:
     taken = point(overview)
     assert (taken["at_ms"], taken["records_per_second"], taken["lag"], taken["state_rows"]) == (7, 2.0, 7, None)
     assert point(build([], KafkaSample(error="no broker")))["lag"] is None
+    assert point({"now_ms": 7, "groups": [{"lag": 3}, {"lag": None}]})["lag"] is None

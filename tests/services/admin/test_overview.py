@@ -28,7 +28,13 @@ from penstock.services.admin.overview_sources import (
 )
 from penstock.shared.clients.admin import GroupListing, PartitionLag
 from penstock.shared.common import metrics
-from penstock.shared.common.errors import BrokerNotAvailable, GroupNotFound
+from penstock.shared.common.errors import (
+    AuthorizationFailed,
+    BrokerNotAvailable,
+    GroupNotFound,
+    NotLeaderOrFollower,
+    PenstockError,
+)
 from tests.api.admin.test_administration import MemoryAdmin
 from tests.api.streams.test_queries import STATE
 from tests.integration.certificates import serving_with_trust
@@ -263,6 +269,34 @@ async def test_groups_beyond_the_limit_are_counted_and_deleted_ones_left_out() -
     assert names[0] == f"g{GROUPS_MAX + 19:03}"
     assert "g000" not in names
     assert len(names) == GROUPS_MAX - 1
+
+
+class WithoutLag(MemoryAdmin):
+    """Kafka does not return the lag of one of its two groups: `error` says why, or is None if there is no response."""
+
+    def __init__(self, error: PenstockError | None) -> None:
+        super().__init__()
+        self.groups["visits"] = self.groups["banks"]
+        self.error = error
+
+    async def group_lag(self, group_id: str) -> list[PartitionLag]:
+        if group_id == "banks":
+            if self.error is None:
+                await asyncio.Event().wait()
+            else:
+                raise self.error
+        return await super().group_lag(group_id)
+
+
+@pytest.mark.parametrize("error", [None, NotLeaderOrFollower("no leader"), AuthorizationFailed("topic flights")])
+def test_a_group_whose_lag_is_unknown_is_shown_without_it(error: PenstockError | None) -> None:
+    """If Kafka does not return the lag of a group, the sample has the group without a lag, and all else."""
+    sample = run(KafkaSource(WithoutLag(error)).sample())
+    assert (sample.error, sample.cluster_id) == ("", "c-1")
+    assert [(group["group"], group["state"], group["lag"]) for group in sample.groups] == [
+        ("banks", "Empty", None),
+        ("visits", "Empty", 12),
+    ]
 
 
 class Clock:
