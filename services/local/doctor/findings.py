@@ -191,6 +191,10 @@ def all_topic_findings(
     for name in missing:
         new = event_time_topic(name, 4)
         fix = create_topic_command(bootstrap_servers, topic_before_3_6(new) if before_3_6 else new, {})
+        # Only the configs of a topic show whether the broker knows the newer limits.
+        if not topics:
+            limit = f"--config {DIFFERENCE_CONFIG}={INT64_MAX}"
+            fix += f" (Kafka before 3.6: {limit} instead of {BEHIND_CONFIG} and {AHEAD_CONFIG})"
         found.append(Finding("problem", f"topic {name}", "it does not exist", fix))
     for name, topic in sorted(topics.items()):
         if topic.leaderless:

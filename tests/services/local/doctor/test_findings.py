@@ -124,6 +124,18 @@ def test_kafka_before_3_6_has_one_limit_of_timestamps() -> None:
     assert "problem" not in levels(topic_findings(unlimited, KAFKA))
 
 
+def test_without_a_topic_the_command_says_what_kafka_before_3_6_needs() -> None:
+    """If no examined topic shows Kafka's version, the command that creates a missing topic has the older limit as a
+    note. Otherwise it has no note."""
+    (finding,) = all_topic_findings({}, ["gone"], [], KAFKA)
+    command, _, note = finding.fix.partition(" (")
+    assert "message.timestamp.before.max.ms" in command
+    assert "message.timestamp.difference.max.ms" not in command
+    assert f"message.timestamp.difference.max.ms={2**63 - 1}" in note
+    known = all_topic_findings({"clicks": TopicFacts("clicks", 3, DEFAULTS)}, ["gone"], [], KAFKA)
+    assert [one.fix for one in known if "--create" in one.fix] == [command]
+
+
 def test_a_changelog_that_loses_state_is_a_problem() -> None:
     """A changelog's config that loses state is a problem if its application's group exists, and else a warning."""
     facts = TopicFacts("visits-changelog", 3, dict(CHANGELOG_CONFIGS) | {"cleanup.policy": "compact"})
