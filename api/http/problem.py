@@ -61,6 +61,9 @@ KINDS: Mapping[type[errors.PenstockError], ErrorKind] = {
     errors.FatalError: ErrorKind(
         SERVICE_UNAVAILABLE, "CLIENT_FAILED", "The connection to Kafka must be opened again", 10
     ),
+    errors.SchemaMismatch: ErrorKind(
+        SERVICE_UNAVAILABLE, "SCHEMA_MISMATCH", "Stored data does not match this release", 30
+    ),
     errors.IllegalState: ErrorKind(
         SERVICE_UNAVAILABLE, "SHUTTING_DOWN", "The service is not ready, or is shutting down", 5
     ),

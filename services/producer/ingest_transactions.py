@@ -24,7 +24,14 @@ from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.clients.producer.settings import IN_FLIGHT_MAX_FOR_IDEMPOTENCE
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import FatalError, KafkaTimeout, PenstockError, ProducerFenced, TransactionAborted
+from penstock.shared.common.errors import (
+    FatalError,
+    KafkaTimeout,
+    PenstockError,
+    ProducerFenced,
+    SchemaMismatch,
+    TransactionAborted,
+)
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -293,9 +300,14 @@ class KeyedTransactions:
             consumer.seek(tp, start)
             while (position := await consumer.position(tp)) < end:
                 for columns in (await consumer.poll(POLL_MS)).values():
-                    for digest, value in zip(columns.keys, columns.values, strict=True):
+                    for offset, digest, value in zip(columns.offsets, columns.keys, columns.values, strict=True):
                         if digest is not None and value is not None:
-                            self._keys.put(digest, value)
+                            try:
+                                self._keys.put(digest, value)
+                            except SchemaMismatch as e:
+                                reason = f"{tp} at offset {offset}: {e}"
+                                log.error("the keys cannot be read", reason=reason)
+                                raise SchemaMismatch(reason) from None
             self._read_to = position
 
 

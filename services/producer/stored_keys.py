@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.api.ingest.atomic import IdempotencyKey, KeyReused, StoredResponse
-from penstock.shared.common.errors import BufferExhausted, DataError
+from penstock.shared.common.errors import BufferExhausted, SchemaMismatch
 from penstock.shared.common.json_decoding import decode_json
 
 _PART_LENGTH = struct.Struct(">I")
@@ -55,7 +55,7 @@ class StoredKey(NamedTuple):
 
     @property
     def response(self) -> StoredResponse:
-        """The response to the request. Raises DataError if it cannot be decoded."""
+        """The response to the request. Raises SchemaMismatch if it cannot be decoded."""
         return unpack_stored_response(self.status, self.packed)
 
     @property
@@ -70,10 +70,15 @@ def encode_stored_key(fingerprint: bytes, response: StoredResponse, at_ms: int) 
 
 
 def decode_stored_key(value: bytes) -> StoredKey:
-    """Decode a record's value, but not the response in it. Raises DataError if it is too short or not of FORMAT."""
+    """Decode a record's value, but not the response in it.
+
+    Raises SchemaMismatch if the value is too short or not of FORMAT.
+    """
     head = _RECORD_HEAD.size + DIGEST_BYTES
     if len(value) < head or value[0] != FORMAT:
-        raise DataError("a record of the topic of Idempotency-Keys that Penstock did not write, or in another format")
+        raise SchemaMismatch(
+            "not a stored Idempotency-Key, or in another format; until the record is deleted, no key works"
+        )
     _, at_ms, status = _RECORD_HEAD.unpack_from(value)
     return StoredKey(value[_RECORD_HEAD.size : head], at_ms, status, value[head:])
 
@@ -98,7 +103,7 @@ class StoredKeys:
     def get(self, key: IdempotencyKey, now_ms: int) -> StoredResponse | None:
         """Return the stored response of the key's request; None if the key is unknown or expired.
 
-        Raises KeyReused if that request had another fingerprint, and DataError if the stored response cannot be
+        Raises KeyReused if that request had another fingerprint, and SchemaMismatch if the stored response cannot be
         decoded.
         """
         self._expire_keys(now_ms)
@@ -120,7 +125,7 @@ class StoredKeys:
             raise BufferExhausted(message)
 
     def put(self, digest: bytes, value: bytes) -> None:
-        """Add the key of a record. Raises DataError if the value cannot be decoded."""
+        """Add the key of a record. Raises SchemaMismatch if the value cannot be decoded."""
         entry = decode_stored_key(value)
         self._drop_key(digest)
         self._entries[digest] = entry
@@ -158,7 +163,7 @@ def pack_stored_response(response: StoredResponse) -> bytes:
 def unpack_stored_response(status: int, data: bytes) -> StoredResponse:
     """Return the response with this status from the data of a stored Idempotency-Key's record.
 
-    Raises DataError if the data cannot be decoded.
+    Raises SchemaMismatch if the data cannot be decoded.
     """
     try:
         end = _PART_LENGTH.size + _PART_LENGTH.unpack_from(data)[0]
@@ -168,7 +173,7 @@ def unpack_stored_response(status: int, data: bytes) -> StoredResponse:
             members[OFFSETS] = _unpack_offset_rows(data[end:])
             body = msgspec.json.encode(members)
     except (struct.error, zlib.error, ValueError) as e:
-        raise DataError(f"a response in the topic of Idempotency-Keys cannot be decoded: {e}") from None
+        raise SchemaMismatch(f"a response in the topic of Idempotency-Keys cannot be decoded: {e}") from None
     return StoredResponse(status, body)
 
 

@@ -1,16 +1,21 @@
-"""The settings of the producers with which ingest stores requests atomically."""
+"""The transactions of ingest: the settings of their producers, and a topic of keys that cannot be read."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
+from penstock.api.http.problem import failed_outcome, kind_of_record_error
+from penstock.api.http.status_codes import SERVICE_UNAVAILABLE
+from penstock.api.ingest.atomic import IdempotencyKey, StoredResponse
 from penstock.api.settings import IngestSettings
 from penstock.services.producer.ingest_transactions import KafkaTransactor
 from penstock.services.producer.settings import DEFAULT_KAFKA
 from penstock.shared.clients.admin import Admin
-from penstock.shared.clients.producer import ProducerSettings
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 from penstock.shared.testing.fake_broker import Api, FakeCluster, Request
 
@@ -44,3 +49,26 @@ async def test_atomic_requests_are_idempotent_under_any_settings(settings: Produ
             await transactor.close(20_000)
     assert [type(outcome) for outcome in outcomes] == [RecordMetadata]
     assert acks == [ACKS_ALL]
+
+
+async def test_a_foreign_record_among_the_keys_is_the_services_fault() -> None:
+    """If a record in the topic of keys is not Penstock's, the response to a request with a key of this partition is
+    503, and nothing is stored. The error and the log have its offset.
+    """
+    settings = IngestSettings(idempotency_partitions=1)
+    topic = settings.idempotency_topic
+    async with FakeCluster() as cluster, asyncio.timeout(30):
+        cluster.create_topic("clicks")
+        cluster.create_topic(topic)
+        kafka = DEFAULT_KAFKA.model_copy(update={"bootstrap_servers": cluster.bootstrap_servers})
+        async with Producer(kafka) as producer:
+            await (await producer.send(topic, b"hello", key=b"k"))
+        async with Admin(kafka) as admin:
+            transactor = KafkaTransactor(kafka, ProducerSettings(), settings, admin)
+            key = IdempotencyKey(b"k" * 32, b"f" * 32)
+            with capture_logs() as logs, pytest.raises(PenstockError, match=f"{topic}-0 at offset 0") as failed:
+                await transactor.send_keyed(key, [ProducerRecord("clicks", b"{}")], lambda _: StoredResponse(200, b""))
+            await transactor.close(20_000)
+    kind = kind_of_record_error(failed.value)
+    assert (kind.status, failed_outcome(kind)) == (SERVICE_UNAVAILABLE, "not_stored")
+    assert [entry["reason"] for entry in logs if entry["log_level"] == "error"] == [str(failed.value)]

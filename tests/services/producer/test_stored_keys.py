@@ -18,7 +18,7 @@ from penstock.services.producer.stored_keys import (
     pack_stored_response,
     unpack_stored_response,
 )
-from penstock.shared.common.errors import BufferExhausted, DataError
+from penstock.shared.common.errors import BufferExhausted, SchemaMismatch
 
 RECORD_BYTES_MAX = 1_048_576
 """A broker's default limit of a record."""
@@ -30,14 +30,14 @@ F, G = b"f" * 32, b"g" * 32
 
 
 def test_a_record_round_trips() -> None:
-    """Fingerprint, response and time round-trip, and a foreign record is a DataError."""
+    """Fingerprint, response and time round-trip, and a foreign record is a SchemaMismatch."""
     entry = decode_stored_key(encode_stored_key(F, StoredResponse(207, b'{"stored":1}'), 1_700_000_000_000))
     assert (entry.fingerprint, entry.at_ms) == (F, 1_700_000_000_000)
     assert entry.response == StoredResponse(207, b'{"stored":1}')
     for value in (b"", b"\x01" + b"x" * 60):
-        with pytest.raises(DataError):
+        with pytest.raises(SchemaMismatch):
             decode_stored_key(value)
-    with pytest.raises(DataError, match="cannot be decoded"):
+    with pytest.raises(SchemaMismatch, match="cannot be decoded"):
         _ = decode_stored_key(encode_stored_key(F, StoredResponse(200, b"{}"), 0)[:-1]).response
 
 
@@ -114,8 +114,8 @@ def test_the_largest_response_fits_into_a_record() -> None:
         pack_stored_response(StoredResponse(200, b"[]")) + b"\0",
     ],
 )
-def test_invalid_data_raises_data_error(data: bytes) -> None:
+def test_invalid_data_raises_schema_mismatch(data: bytes) -> None:
     """Empty, truncated or corrupt data, data with a suffix, and JSON nested too deeply or of another type are a
-    DataError."""
-    with pytest.raises(DataError):
+    SchemaMismatch."""
+    with pytest.raises(SchemaMismatch):
         unpack_stored_response(200, data)
