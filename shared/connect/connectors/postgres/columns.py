@@ -231,6 +231,9 @@ def _adapt_text(value: Any) -> Any:
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, bytes | bytearray | memoryview):
+        # Postgres has no cast of bytea to text: the encoding of the bytes is unknown.
+        raise DataError(f"{value!r:.100} is bytes, and its column has text")
     return _adapt_json(value) if isinstance(value, dict | list) else str(value)
 
 

@@ -120,6 +120,15 @@ def test_a_date_in_a_column_of_times_is_midnight_in_utc() -> None:
         assert adapt(NOON.date()) == moment
 
 
+@pytest.mark.parametrize("kind", ["text", "character varying(10)", "character(3)"])
+def test_a_text_column_takes_no_bytes(kind: str) -> None:
+    """Bytes for a column of text are an error: they are neither decoded nor written as Python shows them."""
+    adapt = column_adapter(kind)
+    assert adapt is not None
+    with pytest.raises(DataError, match="b'ann'"):
+        adapt(b"ann")
+
+
 @pytest.mark.parametrize("value", [10.5, Decimal("1.9"), True, "10", math.nan, math.inf, Decimal("-Infinity"), 2**31])
 def test_an_integer_column_takes_only_whole_numbers_in_its_range(value: Any) -> None:
     """An integer column takes whole numbers of any type. Any other value is an error: it is never truncated."""
