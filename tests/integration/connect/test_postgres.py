@@ -188,18 +188,18 @@ async def test_fractions_are_not_truncated(url: str, db: Any) -> None:
 
 async def test_a_value_that_its_column_cannot_have_is_reported(url: str, db: Any) -> None:
     """A value that the driver cannot convert to the type of its column is an error of its record alone."""
-    await db.execute("CREATE TABLE t (id int, d date, c time, n numeric, i interval, p point, at timestamptz)")
+    await db.execute("CREATE TABLE t (id int, d date, c time, n numeric, i interval, p point, at timestamptz, j jsonb)")
     task = PostgresSinkTask()
     task.context = sink_context.Context(reporter := sink_context.Reporter())
     await task.start({"name": "c", "connection.url": url})
-    values = [{"d": 5}, {"c": "noon"}, {"n": "many"}, {"i": "1 day"}, {"p": {}}, {"at": 1 << 62}, {}]
+    values = [{"d": 5}, {"c": "noon"}, {"n": "many"}, {"i": "1 day"}, {"p": {}}, {"at": 1 << 62}, {"j": "no JSON"}, {}]
     try:
         given = [
             SinkRecord("t", 0, None, None, None, {"id": n, **value}, kafka_offset=n) for n, value in enumerate(values)
         ]
         await task.put(given)
-        assert await rows_of(db, "SELECT id FROM t") == [(6,)]
-        assert [offset for _, offset in reporter.reported] == list(range(6))
+        assert await rows_of(db, "SELECT id FROM t") == [(7,)]
+        assert [offset for _, offset in reporter.reported] == list(range(7))
     finally:
         await task.stop()
 

@@ -223,7 +223,10 @@ def decode_integer(data: bytes) -> int:
 
 
 def _adapt_json(value: Any) -> Any:
-    return None if value is None else msgspec.json.encode(value, enc_hook=str).decode()
+    # A text is JSON already, as the source reads it. Postgres rejects any other text.
+    if value is None or isinstance(value, str):
+        return value
+    return msgspec.json.encode(value, enc_hook=str).decode()
 
 
 def _adapt_text(value: Any) -> Any:

@@ -120,6 +120,26 @@ def test_a_date_in_a_column_of_times_is_midnight_in_utc() -> None:
         assert adapt(NOON.date()) == moment
 
 
+@pytest.mark.parametrize(
+    ("value", "adapted"),
+    [
+        ('{"a": [1]}', '{"a": [1]}'),
+        ('"text"', '"text"'),
+        ({"a": ["b", None]}, '{"a":["b",null]}'),
+        ([1], "[1]"),
+        (1.5, "1.5"),
+        (True, "true"),
+        (None, None),
+    ],
+)
+@pytest.mark.parametrize("kind", ["json", "jsonb"])
+def test_a_text_in_a_json_column_is_json(kind: str, value: Any, adapted: str | None) -> None:
+    """A text for a JSON column is already JSON, as the source reads it. Any other value becomes JSON."""
+    adapt = column_adapter(kind)
+    assert adapt is not None
+    assert adapt(value) == adapted
+
+
 @pytest.mark.parametrize("kind", ["text", "character varying(10)", "character(3)"])
 def test_a_text_column_takes_no_bytes(kind: str) -> None:
     """Bytes for a column of text are an error: they are neither decoded nor written as Python shows them."""
