@@ -204,6 +204,34 @@ async def test_unchanged_large_values_of_a_changed_table(url: str, db: Any, chan
         await task.stop()
 
 
+async def test_changes_of_partitions_are_records_of_the_partitioned_table(url: str, db: Any) -> None:
+    """A change in a partition is a record of the partitioned table in `table.whitelist`. A publication that names
+    partitions is an error that names the fix.
+    """
+    await db.execute("CREATE TABLE whole (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)")
+    await db.execute("CREATE TABLE low PARTITION OF whole FOR VALUES FROM (0) TO (10)")
+    await db.execute("CREATE TABLE high (v text, id int PRIMARY KEY)")
+    await db.execute("ALTER TABLE whole ATTACH PARTITION high FOR VALUES FROM (10) TO (20)")
+    task = await started(url, Context(), table_whitelist="whole")
+    try:
+        assert await task.poll() == []
+        await db.execute("INSERT INTO whole VALUES (1, 'low'), (11, 'high')")
+        await db.execute("UPDATE whole SET v = 'new' WHERE id = 11")
+        await db.execute("DELETE FROM whole WHERE id = 1")
+        records = await polled(task)
+        assert {record.topic for record in records} == {"whole"}
+        assert ids(records) == [("c", 1), ("c", 11), ("u", 11), ("d", 1)]
+        assert records[2].value == {"id": 11, "v": "new"}
+        await task.stop()
+        await db.execute("ALTER PUBLICATION s SET (publish_via_partition_root = false)")
+        task = await started(url, Context(), table_whitelist="whole")
+        with pytest.raises(ConnectError, match=r'ALTER PUBLICATION "s" SET \(publish_via_partition_root = true\)'):
+            await task.poll()
+    finally:
+        await task.stop()
+        await db.execute("DROP TABLE whole")
+
+
 async def test_errors_of_slots_and_publications_name_the_fix(url: str, db: Any) -> None:
     """A lost slot, a missing publication, a table without a primary key and a missing privilege are errors that name
     the fix.

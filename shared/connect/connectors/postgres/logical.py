@@ -479,8 +479,10 @@ class LogicalReader:
                 raise ConnectError(f"there is no publication {name}; create it: {hint}")
             for table in tables:
                 await self._check_identity(connection, table)
+            # With publish_via_partition_root, changes of a partition have the name of the partitioned table.
+            options = "publish = 'insert, update, delete', publish_via_partition_root = true"
             await self._create_replication_object(
-                connection, f"{create} WITH (publish = 'insert, update, delete')", "the publication cannot be created"
+                connection, f"{create} WITH ({options})", "the publication cannot be created"
             )
             log.info("created a publication", publication=name, tables=tables)
         rows = await connection.fetch(
@@ -488,10 +490,19 @@ class LogicalReader:
         )
         there = {f"{row['schemaname']}.{row['tablename']}" for row in rows}
         for table in tables:
-            if (table if "." in table else f"public.{table}") not in there:
+            named = table if "." in table else f"public.{table}"
+            if named not in there:
+                has_partitions_only = await connection.fetchval(
+                    "SELECT 1 FROM pg_class c, pg_publication p WHERE c.oid = to_regclass($1) AND c.relkind = 'p' "
+                    "AND p.pubname = $2 AND NOT p.pubviaroot", sql.quoted(named), name,
+                )  # fmt: skip
+                change = (
+                    "SET (publish_via_partition_root = true)"
+                    if has_partitions_only
+                    else f"ADD TABLE {sql.quoted(table)}"
+                )
                 raise ConnectError(
-                    f"the publication {name} has no table {table}: ALTER PUBLICATION {sql.quoted_column(name)} "
-                    f"ADD TABLE {sql.quoted(table)}"
+                    f"the publication {name} has no table {table}: ALTER PUBLICATION {sql.quoted_column(name)} {change}"
                 )
 
     async def _check_identity(self, connection: Any, table: str) -> None:
