@@ -681,6 +681,23 @@ async def test_rows_of_one_timestamp_are_read_together(url: str, db: Any) -> Non
         await run.until(lambda: b'"timestamp":4000' in b"".join(run.store.data.values()))
 
 
+async def test_an_initial_timestamp_of_minus_one_is_the_current_time(url: str, db: Any) -> None:
+    """With `timestamp.initial=-1` rows with a time before the first read are skipped."""
+    await db.execute("CREATE TABLE src (id int, at timestamptz); INSERT INTO src VALUES (1, '2024-01-01'), (2, now())")
+    task = PostgresSourceTask()
+    task.initialize(Context())
+    settings = {"connection.url": url, "mode": "timestamp", "timestamp.column.name": "at", "topic.prefix": ""}
+    await task.start({**settings, "timestamp.initial": "-1", "table.whitelist": "src", "poll.interval.ms": "1"})
+    try:
+        assert await task.poll() == []
+        await db.execute("INSERT INTO src VALUES (3, '2024-01-01'), (4, clock_timestamp())")
+        while not (records := await task.poll()):
+            pass
+        assert [record.value["id"] for record in records] == [4]
+    finally:
+        await task.stop()
+
+
 async def test_bulk_mode_reads_tables_in_batches(url: str, db: Any) -> None:
     """`bulk` returns `batch.max.rows` rows a poll, and reads all rows of every table each time."""
     await db.execute("CREATE TABLE src AS SELECT n AS id FROM generate_series(1, 25) n; CREATE TABLE other (id int)")

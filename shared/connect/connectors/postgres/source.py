@@ -23,7 +23,7 @@ from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
 from penstock.shared.connect.connectors.postgres.columns import TEXT_STYLES, schema_of, value_of, with_texts
 from penstock.shared.connect.connectors.postgres.database import connect, connection_config, translated
 from penstock.shared.connect.connectors.postgres.logical import SLOT_NAME, LogicalReader, position_of
-from penstock.shared.connect.connectors.postgres.table_reader import TableReader
+from penstock.shared.connect.connectors.postgres.table_reader import NOW, TableReader
 from penstock.shared.connect.connectors.retries import Retries
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SourceRecord
@@ -48,7 +48,7 @@ def source_settings() -> ConfigDef:
                 "Column with the time of the last change. Of several columns, the first that is not null counts.",
                 group="Mode", order=3)
         .define("timestamp.initial", Type.LONG, None, LOW,
-                "Initial timestamp, in ms since the epoch. Default: all rows.",
+                "Initial timestamp, in ms since the epoch. -1: the time of the task's first read. Default: all rows.",
                 group="Mode", order=4)
         .define("timestamp.delay.interval.ms", Type.LONG, 0, HIGH,
                 "Minimum age of a row's timestamp before the row is read.",
@@ -184,6 +184,8 @@ class PostgresSourceTask(SourceTask):
                 self._bulk = None
                 await bulk.end()
         else:
+            if reader.timestamp is None and self._values["timestamp.initial"] == NOW:
+                reader.timestamp = await self._connection.fetchval("SELECT now()")
             statement, arguments = reader.statement()
             async with self._connection.transaction(readonly=True):
                 prepared = await self._connection.prepare(statement)

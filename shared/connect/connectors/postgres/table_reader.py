@@ -24,6 +24,9 @@ from penstock.shared.connect.connectors.postgres.columns import aware
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.schema import timestamp_to_ms
 
+NOW = -1
+"""The value of `timestamp.initial` for Postgres's time at the task's first read. The caller sets this time."""
+
 
 class TableReader:
     """The queries of one table or query, and the position up to which it was read. The caller executes the queries."""
@@ -41,7 +44,7 @@ class TableReader:
         self.incrementing: int | None = offset.get("incrementing")
         initial = values["timestamp.initial"]
         self.timestamp: dt.datetime | None = moment_of(offset.get("timestamp"), offset.get("timestamp_nanos"))
-        if self.timestamp is None and initial is not None:
+        if self.timestamp is None and initial not in (None, NOW):
             self.timestamp = moment_of(initial, None)
 
     def __repr__(self) -> str:
