@@ -174,6 +174,25 @@ async def test_a_poll_after_a_failed_poll_returns_all_records(url: str, db: Any)
         await task.stop()
 
 
+async def test_the_slot_may_move_for_longer_than_a_statement(url: str, db: Any) -> None:
+    """`statement.timeout.ms` does not limit the move of the slot, which takes long if there is much log to decode."""
+    context = Context()
+    task = await started(url, context, statement_timeout_ms="1000")
+    assert await task.poll() == []
+    await db.execute("INSERT INTO src VALUES (1, 'one')")
+    [record] = await polled(task)
+    assert await task.poll() == []
+    context.offset_storage_reader.stored = record.source_offset
+    await task.commit()
+    async with db.transaction():
+        await db.execute("LOCK TABLE pg_replication_slots")
+        stopping = asyncio.create_task(task.stop())
+        await db.execute("SELECT pg_sleep(1.5)")
+    await stopping
+    moved = "SELECT confirmed_flush_lsn > $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = 's'"
+    assert await db.fetchval(moved, record.source_offset["lsn"])
+
+
 @pytest.mark.parametrize(
     ("change", "v"),
     [

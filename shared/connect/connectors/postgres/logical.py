@@ -30,7 +30,7 @@ from typing import Any
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.connectors.postgres import sql
-from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
+from penstock.shared.connect.connectors.postgres.bulk_read import HOLD_S, BulkRead
 from penstock.shared.connect.connectors.postgres.columns import (
     TYPE_NAMES,
     Attribute,
@@ -372,11 +372,12 @@ class LogicalReader:
     async def move_slot(self, connection: Any) -> None:
         """Move the slot to the position up to which everything is stored, if that is ahead of the slot."""
         if (target := self._move_to) is not None:
-            # A slot that was moved further by hand stays there.
+            # A slot that was moved further by hand stays there. Postgres decodes the log up to the new position, which
+            # may take as long as the read of it.
             await connection.execute(
                 "SELECT pg_replication_slot_advance(slot_name, $2::text::pg_lsn) FROM pg_replication_slots "
                 "WHERE slot_name = $1 AND confirmed_flush_lsn < $2::text::pg_lsn",
-                self._slot, lsn_text(target),
+                self._slot, lsn_text(target), timeout=HOLD_S,
             )  # fmt: skip
             self._move_to = None
 
