@@ -204,6 +204,25 @@ async def test_a_value_that_its_column_cannot_have_is_reported(url: str, db: Any
         await task.stop()
 
 
+@pytest.mark.parametrize("mode", ["insert", "upsert"])
+async def test_a_column_that_cannot_be_written_fails_the_task(url: str, db: Any, mode: str) -> None:
+    """A column of a type that the driver cannot write fails the task without retries. The error names table and
+    type.
+    """
+    await db.execute("CREATE TABLE t (id int PRIMARY KEY, v macaddr)")
+    task = PostgresSinkTask()
+    task.context = sink_context.Context(reporter := sink_context.Reporter())
+    await task.start({"name": "c", "connection.url": url, "pk.mode": "record_key", "insert.mode": mode})
+    try:
+        with pytest.raises(ConnectError, match=r"table t .*macaddr"):
+            await task.put([SinkRecord("t", 0, None, {"id": 1}, None, {"v": "08:00:2b:01:02:03"}, kafka_offset=0)])
+        assert reporter.reported == []
+        await task.put([SinkRecord("t", 0, None, {"id": 2}, None, {}, kafka_offset=1)])
+        assert await rows_of(db, "SELECT id FROM t") == [(2,)]
+    finally:
+        await task.stop()
+
+
 NUL_IN = {
     "text": ({"id": 2}, {"v": "a\0b"}),
     "document": ({"id": 2}, {"v": "ok", "doc": {"deep": ["a\0b"]}}),

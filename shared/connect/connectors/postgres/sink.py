@@ -30,6 +30,7 @@ from penstock.shared.connect.connectors.postgres.database import (
     change_schema,
     connect,
     connection_config,
+    driver,
     is_data_error,
     transaction,
     translated,
@@ -338,11 +339,11 @@ class PostgresSinkTask(SinkTask):
         table = self._tables[group.table]
         names = group.names
         if not self._uses_staging_table(group):
-            await _copy_rows_to_table(connection, table.name, names, _adapt_rows_to_columns(group.rows, names, table))
+            await _copy_rows_to_table(connection, table.name, table, names, group.rows)
             return
         key_table = sql.SqlTable(table.name, table.columns, group.key)
         staged = self._stagings[self._staged_columns(group)]
-        await _copy_rows_to_table(connection, staged, names, _adapt_rows_to_columns(group.latest(), names, table))
+        await _copy_rows_to_table(connection, staged, table, names, group.latest())
         if group.deletes:
             statement = sql.delete_from(key_table, staged)
         elif self._settings.mode == "upsert":
@@ -424,9 +425,24 @@ def _adapt_rows_to_columns(
     return list(zip(*columns, strict=True))
 
 
-async def _copy_rows_to_table(connection: Any, table: str, names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    schema, _, name = table.rpartition(".")
-    await connection.copy_records_to_table(name, records=rows, columns=names, schema_name=schema or None)
+async def _copy_rows_to_table(
+    connection: Any, target: str, table: sql.SqlTable, names: tuple[str, ...], rows: list[tuple[Any, ...]]
+) -> None:
+    """Copy rows of `table` to the target, which is this table or a temporary one.
+
+    Raises ConnectError if the driver cannot write the type of a column.
+    """
+    schema, _, name = target.rpartition(".")
+    adapted = _adapt_rows_to_columns(rows, names, table)
+    try:
+        await connection.copy_records_to_table(name, records=adapted, columns=names, schema_name=schema or None)
+    except driver().InternalClientError as e:
+        if "no binary format encoder" not in str(e):
+            raise
+        raise ConnectError(
+            f"table {table.name} has a column that asyncpg cannot write: {e}; change the type of the column, or leave "
+            "the column out (fields.included)"
+        ) from e
 
 
 class PostgresSinkConnector(SinkConnector):
