@@ -22,10 +22,10 @@ from penstock.shared.connect.converter import Converted, Converter
 from penstock.shared.connect.converters.avro_schemas import (
     AVRO_ENUM,
     OF_CONNECT,
+    for_fastavro,
     from_avro,
     is_union,
     to_avro,
-    without_other_logical_types,
 )
 from penstock.shared.connect.converters.json import map_of_entries
 from penstock.shared.connect.converters.schema_registry_client import RegistrySchema
@@ -166,8 +166,8 @@ class AvroConverter(Converter):
         outer = {name: parse_registered_schema(text) for name, text in references}
         try:
             for text in outer.values():
-                self._fastavro.parse_schema(without_other_logical_types(text), named_schemas=named)
-            made = self._fastavro.parse_schema(without_other_logical_types(avro), named_schemas=named)
+                self._fastavro.parse_schema(for_fastavro(text), named_schemas=named)
+            made = self._fastavro.parse_schema(for_fastavro(avro), named_schemas=named)
         except Exception as e:
             # fastavro raises errors of many classes.
             raise DataError(f"not an Avro schema: {type(e).__name__}: {e}") from e

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
+from decimal import MAX_PREC
 from typing import Any
 
 from penstock.shared.common.errors import DataError
@@ -397,15 +398,22 @@ def _restore_connect_properties(schema: Schema, avro: dict[str, Any]) -> Schema:
     )
 
 
-def without_other_logical_types(avro: Any) -> Any:
-    """Return an Avro schema without the logical types that Connect lacks. Their values keep the underlying type."""
+def for_fastavro(avro: Any) -> Any:
+    """Return an Avro schema in the form for fastavro.
+
+    It lacks the logical types that Connect lacks, whose values keep the underlying type. Decimals in bytes have the
+    largest precision: fastavro rejects a scale above the precision, and rounds longer values. Confluent's converter
+    ignores the precision.
+    """
     if isinstance(avro, list):
-        return [without_other_logical_types(branch) for branch in avro]
+        return [for_fastavro(branch) for branch in avro]
     if not isinstance(avro, dict):
         return avro
-    kept = {key: without_other_logical_types(value) for key, value in avro.items() if key != "default"}
+    kept = {key: for_fastavro(value) for key, value in avro.items() if key != "default"}
     if "default" in avro:
         kept["default"] = avro["default"]
     if isinstance(kept.get("logicalType"), str) and kept["logicalType"] not in LOGICAL_TYPES:
         del kept["logicalType"]
+    if kept.get("logicalType") == "decimal" and kept.get("type") == "bytes":
+        kept["precision"] = MAX_PREC
     return kept

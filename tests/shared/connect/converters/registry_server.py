@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 import fastavro
 
+from penstock.shared.connect.converters.avro_schemas import for_fastavro
 from tests.shared.connect.connectors.http_server import Request, Response, Server, serving
 
 TYPE = "application/vnd.schemaregistry.v1+json"
@@ -78,11 +79,12 @@ class SchemaRegistry:
 
     def _is_avro(self, new: dict[str, Any]) -> bool:
         named: dict[str, Any] = {}
+        # Like Confluent's registry, this one accepts a decimal whose scale is above its precision.
         try:
             for reference in new["references"]:
                 id = self.subjects[reference["subject"]][reference["version"] - 1]
-                fastavro.parse_schema(json.loads(self.schemas[id]["schema"]), named_schemas=named)
-            fastavro.parse_schema(json.loads(new["schema"]), named_schemas=named)
+                fastavro.parse_schema(for_fastavro(json.loads(self.schemas[id]["schema"])), named_schemas=named)
+            fastavro.parse_schema(for_fastavro(json.loads(new["schema"])), named_schemas=named)
         except Exception:  # any error makes it invalid
             return False
         return True

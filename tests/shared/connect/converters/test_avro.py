@@ -24,9 +24,9 @@ from penstock.shared.connect.converters.avro import (
 from penstock.shared.connect.converters.avro_schemas import (
     AVRO_ENUM,
     AVRO_UNION,
+    for_fastavro,
     from_avro,
     to_avro,
-    without_other_logical_types,
 )
 from penstock.shared.connect.converters.schema_registry_serde import framed
 from penstock.shared.connect.schema import (
@@ -44,6 +44,7 @@ from penstock.shared.connect.schema import (
     SchemaType,
     date_schema,
     decimal_schema,
+    decimal_to_bytes,
     time_schema,
     timestamp_schema,
 )
@@ -154,6 +155,37 @@ async def test_a_time_without_a_zone_is_utc(monkeypatch: pytest.MonkeyPatch) -> 
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+@pytest.mark.parametrize("value", [Decimal("1.5"), Decimal(-7), Decimal(9) ** 200, Decimal((1, (1, 2) * 60, -100))])
+@pytest.mark.parametrize(("precision", "scale"), [(64, 127), (None, 127), (3, 100), (110, 100)])
+async def test_the_precision_of_a_decimal_is_no_limit(precision: int | None, scale: int, value: Decimal) -> None:
+    """A decimal may have more digits than its precision. The precision may be less than the scale, or missing.
+
+    Confluent's converter writes a precision of 64 with any scale.
+    """
+    avro: dict[str, Any] = {"type": "bytes", "logicalType": "decimal", "scale": scale}
+    avro |= {} if precision is None else {"precision": precision}
+    async with schema_registry() as registry:
+        id = registry.add("t-value", avro)
+        made = converter(registry, auto_register_schemas="false", use_latest_version="true")
+        unscaled = decimal_to_bytes(value, scale)
+        encoded = io.BytesIO()
+        fastavro.schemaless_writer(encoded, "bytes", unscaled)
+        data = framed(id, encoded.getvalue())
+        schema, found = await fetching(lambda: made.to_connect_data("t", data))
+        assert (found, schema) == (value, from_avro(avro))
+        assert await fetching(lambda: made.from_connect_data("t", schema, value)) == data
+
+
+async def test_a_decimal_may_have_a_scale_above_the_default_precision() -> None:
+    """A Connect Decimal with a scale of more than 64 is written with the precision 64, as by Confluent's converter."""
+    schema = decimal_schema(127)
+    assert to_avro(schema)["precision"] == 64
+    async with schema_registry() as registry:
+        made = converter(registry)
+        data = await fetching(lambda: made.from_connect_data("t", schema, Decimal("1.5")))
+        assert await fetching(lambda: made.to_connect_data("t", data)) == (schema, Decimal("1.5"))
 
 
 async def test_a_date_has_no_time_of_day() -> None:
@@ -537,7 +569,7 @@ def test_every_value_round_trips(case: tuple[Schema, Any]) -> None:
     """Every value of a schema is read back unchanged, and so is the schema."""
     schema, value = case
     avro = to_avro(schema)
-    parsed = fastavro.parse_schema(without_other_logical_types(avro))
+    parsed = fastavro.parse_schema(for_fastavro(avro))
     buffer = io.BytesIO()
     change = change_to_avro(schema)
     fastavro.schemaless_writer(buffer, parsed, change(value) if change else value)
