@@ -60,8 +60,9 @@ DEFAULT_PROPERTIES: Mapping[str, str] = {
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
-    # Kafka deletes by record timestamp: a week would delete old event times within minutes.
-    "log.retention.ms": "-1",
+    # Kafka deletes by record timestamp: a week would delete old event times within minutes. The hours are set, since
+    # log.retention.minutes and log.retention.ms of the user then take precedence.
+    "log.retention.hours": "-1",
     # 128 MiB by default, a quarter of the heap.
     "log.cleaner.dedupe.buffer.size": "16777216",
     # After a crash the new broker can register once the old one's session has ended: 9 s by default.

@@ -164,7 +164,18 @@ def test_an_ipv6_host_is_in_brackets(tmp_path: Path) -> None:
 
 def test_old_event_times_are_not_deleted() -> None:
     """The broker's default retention is unlimited."""
-    assert broker_properties(EmbeddedKafkaSettings(), PORTS)["log.retention.ms"] == "-1"
+    assert broker_properties(EmbeddedKafkaSettings(), PORTS)["log.retention.hours"] == "-1"
+
+
+@pytest.mark.parametrize("name", ["log.retention.hours", "log.retention.minutes", "log.retention.ms"])
+def test_a_retention_in_each_unit_replaces_the_default(name: str) -> None:
+    """A retention in hours, minutes or ms is in force: no property that Kafka prefers to it is set.
+
+    Kafka prefers ms to minutes, and minutes to hours.
+    """
+    properties = broker_properties(EmbeddedKafkaSettings(properties={name: "7"}), PORTS)
+    preferred = ("log.retention.ms", "log.retention.minutes", "log.retention.hours")
+    assert next(properties[one] for one in preferred if one in properties) == "7"
 
 
 def test_settings_win_over_defaults() -> None:
