@@ -218,6 +218,26 @@ async def test_connectors_follow_the_config_topic() -> None:
         await until(lambda: not herder.worker.task_ids())
 
 
+async def test_a_config_that_changes_no_task_config_reaches_the_tasks() -> None:
+    """Tasks restart with a changed connector config, such as another converter, also if their own configs are equal.
+    Another tasks.max alone restarts none."""
+    made: list[str] = []
+
+    def make(spec: TaskSpec, listener: StatusListener) -> NoOpWorkerTask:
+        made.append(f"{spec.id.task}:{spec.connector_config.get('errors.tolerance')}")
+        return NoOpWorkerTask(spec, listener)
+
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1", make) as herder:
+        await herder.put_connector("c", config(), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        await herder.patch_connector("c", {"tasks.max": "3"})
+        await until(lambda: states(herder) == ["RUNNING"] * 4)
+        assert made == ["0:None", "1:None", "2:None"]
+        await herder.patch_connector("c", {"errors.tolerance": "all"})
+        await until(lambda: len(made) == 6)
+        assert made[3:] == ["0:all", "1:all", "2:all"]
+
+
 async def test_a_connector_that_is_deleted_and_created_in_one_turn_runs_with_its_new_config() -> None:
     """If a delete and a create of one connector wait together, the connector runs with its new config afterwards."""
     async with FakeCluster() as cluster, running_herder(cluster, "a:1") as herder:
