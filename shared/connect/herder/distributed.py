@@ -669,9 +669,11 @@ class DistributedHerder(BaseHerder):
 
     def _task_configs_differ(self, name: str, made: Sequence[Config]) -> bool:
         snapshot = self.snapshot()
-        # Incomplete or missing configs are written in any case: that repairs them. So are those that were made from an
-        # older config (KAFKA-9228): the tasks get the connector's config, with its converters, from the commit.
-        if name in snapshot.inconsistent or snapshot.applied_configs.get(name) != snapshot.configs.get(name):
+        # Written in any case:
+        # 1. Incomplete or missing configs: that repairs them.
+        # 2. Configs that were committed before the connector's config (KAFKA-9228): the tasks get the connector's
+        #    config, with its converters, from the commit.
+        if not snapshot.is_committed(name):
             return True
         return [dict(task) for task in snapshot.all_task_configs(name)] != [dict(task) for task in made]
 

@@ -50,12 +50,13 @@ from penstock.shared.connect.runtime.worker import TaskMaker, Worker
 from penstock.shared.connect.runtime.worker_task import TaskSpec
 from penstock.shared.connect.storage.cluster_config_state import (
     ConfigSnapshot,
+    ConfigState,
     ConnectorChanged,
     ConnectorRemoved,
     TargetStateChanged,
     TasksChanged,
 )
-from penstock.shared.connect.storage.config_records import Config, LoggerLevel, RestartRequest, SessionKey
+from penstock.shared.connect.storage.config_records import Config, LoggerLevel, RestartRequest, SessionKey, decode
 from penstock.shared.connect.storage.config_store import KafkaConfigStore
 from penstock.shared.connect.storage.offset_store import KafkaOffsetStore
 from penstock.shared.connect.storage.status_store import KafkaStatusStore
@@ -236,6 +237,36 @@ async def test_a_config_that_changes_no_task_config_reaches_the_tasks() -> None:
         await herder.patch_connector("c", {"errors.tolerance": "all"})
         await until(lambda: len(made) == 6)
         assert made[3:] == ["0:all", "1:all", "2:all"]
+
+
+def compacted_configs(cluster: FakeCluster) -> ConfigSnapshot:
+    """Return the configs that a worker reads from the config topic after a compaction."""
+    newest = {record.key: record for record in cluster.records("config")}
+    state = ConfigState()
+    for record in sorted(newest.values(), key=lambda record: record.offset):
+        if (decoded := decode(record.key, record.value)) is not None:
+            state.apply(decoded, record.offset)
+    return state.snapshot()
+
+
+async def test_a_connector_with_an_unchanged_config_has_its_tasks_after_a_compaction() -> None:
+    """If a connector's config is written again without a change, the tasks are committed again, after the config. So a
+    worker that reads the compacted topic has them. They do not restart."""
+    made: list[ConnectorTaskId] = []
+
+    def make(spec: TaskSpec, listener: StatusListener) -> NoOpWorkerTask:
+        made.append(spec.id)
+        return NoOpWorkerTask(spec, listener)
+
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1", make) as herder:
+        await herder.put_connector("c", config(), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        rebalances = herder.rebalances
+        await herder.put_connector("c", config(), replace=True)
+        await until(lambda: len(compacted_configs(cluster).tasks("c")) == 2)
+        await until(lambda: herder.rebalances > rebalances and not herder.rebalance_metrics()["rebalancing"])
+        assert len(made) == 2
+        assert sum(record.key == b"commit-c" for record in cluster.records("config")) == 2
 
 
 async def test_a_connector_that_is_deleted_and_created_in_one_turn_runs_with_its_new_config() -> None:
