@@ -2,8 +2,8 @@
 
 `start` creates the topic if it is missing, and returns when `on_record` was called for all its records. From then on
 `on_record` is called for each new record, one after another. `read_to_end` returns when `on_record` was called for all
-records that the topic had at the time of the call. So a caller sees its own earlier records, except those of a
-transaction that has just ended: `read_past` waits for these.
+records that the topic had at the time of the call. So a caller sees its own earlier records. If a transaction was open,
+`read_to_end` waits until it has ended.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ log = get_logger(__name__)
 POLL_MS = 1_000
 WAITED_FOR_POLL_MS = 50
 """The timeout of a poll that begins while a caller waits for the end: a transaction's markers wake no poll."""
-READ_TO_END_MS = 60_000
+READ_TO_END_MS = 80_000
+"""Longer than a crashed writer's transaction is open: the default of `transaction.timeout.ms` (60 s), and the interval
+at which brokers check it (10 s)."""
 TOPIC_KNOWN_MS = 30_000
 RETRY_MS = 1_000
 
@@ -131,7 +133,7 @@ class KafkaBasedLog:
         await self._wait_until(ends, _deadline_s(READ_TO_END_MS))
 
     async def read_to_end(self, timeout_ms: int = READ_TO_END_MS) -> None:
-        """Wait until `on_record` was called for all current records.
+        """Wait until `on_record` was called for all current records, and all open transactions have ended.
 
         Raises KafkaTimeout after `timeout_ms`, IllegalState if the log is stopped, and any error of the admin client.
         If an error has ended the reading of the topic, raises that error.
@@ -139,7 +141,9 @@ class KafkaBasedLog:
         deadline_s = _deadline_s(timeout_ms)
         # Over the admin's connection: on the consumer's own, a lookup waits behind a fetch for new records.
         specs: dict[TopicPartition, OffsetSpec] = dict.fromkeys(self._partitions, "latest")
-        ends = await self._admin.list_offsets(specs, "read_committed", timeout_ms=timeout_ms)
+        # The high watermark, as in Kafka Connect, and not the last stable offset: committed records may be behind
+        # another writer's open transaction.
+        ends = await self._admin.list_offsets(specs, timeout_ms=timeout_ms)
         await self._wait_until(ends, deadline_s)
 
     async def _wait_until(self, ends: Mapping[TopicPartition, int], deadline_s: float) -> None:

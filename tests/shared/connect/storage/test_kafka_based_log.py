@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from penstock.shared.clients.admin import Admin
-from penstock.shared.clients.producer import Producer
+from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import IllegalState, KafkaTimeout
 from penstock.shared.common.records import ConsumerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -76,6 +76,35 @@ async def test_a_worker_that_may_not_describe_configs_follows_the_topic() -> Non
             log = KafkaBasedLog(kafka, admin, producer, LogTopic("t", 1, is_single=True), lambda _record: None)
             await log.start()
             await log.read_past([await log.send(b"a", b"1")])
+            await log.stop()
+
+
+async def test_the_end_is_beyond_an_open_transaction() -> None:
+    """`read_to_end` waits for another writer's open transaction, and returns after the records behind it were read: an
+    exactly-once task must not miss its own last offset."""
+    seen: list[bytes | None] = []
+    listed = asyncio.Event()
+    async with FakeCluster() as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        transactional = ProducerSettings(transactional_id="other")
+        async with Admin(kafka) as admin, Producer(kafka) as producer, Producer(kafka, transactional) as other:
+            log = KafkaBasedLog(kafka, admin, producer, LogTopic("t", 1), lambda record: seen.append(record.value))
+            await log.start()
+            await log.read_past([await log.send(b"a", b"1")])
+            await other.init_transactions()
+            await other.begin_transaction()
+            await log.send(b"b", b"other's", other)
+            await log.send(b"a", b"2")
+            cluster.control(Api.LIST_OFFSETS, lambda _: listed.set())
+
+            async def read() -> list[bytes | None]:
+                await log.read_to_end()
+                return list(seen)
+
+            reading = asyncio.ensure_future(read())
+            await listed.wait()
+            await other.commit_transaction()
+            assert await reading == [b"1", b"other's", b"2"]
             await log.stop()
 
 
