@@ -88,7 +88,11 @@ class Connector(ABC):
 
     @abstractmethod
     def task_configs(self, max_tasks: int) -> Awaitable[list[dict[str, str]]] | list[dict[str, str]]:
-        """Return a configuration for each task, at most `max_tasks` of them."""
+        """Return a configuration for each task, at most `max_tasks` of them.
+
+        If it raises an error, a distributed worker calls it again after a backoff, and a standalone worker fails the
+        connector.
+        """
 
     def stop(self) -> Awaitable[None] | None:
         """Release everything that `start` opened."""

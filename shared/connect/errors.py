@@ -23,6 +23,10 @@ class ConnectorNotFound(ConnectError):
     """No connector, task or plugin has that name."""
 
 
+class TooManyTasks(ConnectError):
+    """A connector has made more tasks than `tasks.max` (Kafka's TooManyTasksException)."""
+
+
 class FailedThere(PenstockError):
     """An error raised in a connector's process. `kind` is the name of its class, and `trace` its traceback."""
 
@@ -42,6 +46,10 @@ class ConnectErrorThere(FailedThere, ConnectError):
 
 class ConnectorNotFoundThere(FailedThere, ConnectorNotFound):
     """A ConnectorNotFound raised in another process."""
+
+
+class TooManyTasksThere(FailedThere, TooManyTasks):
+    """A TooManyTasks raised in another process."""
 
 
 class BadRequest(ConnectError):

@@ -24,7 +24,7 @@ from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import FatalError, KafkaTimeout, PenstockError, ProducerFenced, RetriableError
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, summary_of, trace_of
+from penstock.shared.connect.errors import BadRequest, ConnectorNotFound, TooManyTasks, summary_of, trace_of
 from penstock.shared.connect.group.assignor import IncrementalAssignor
 from penstock.shared.connect.group.connect_protocol import (
     NOTHING,
@@ -619,15 +619,15 @@ class DistributedHerder(BaseHerder):
         config = snapshot.configs.get(name)
         if config is None or self.worker.state(name) is not State.RUNNING:
             return
-        # Three kinds of errors:
+        # Three kinds of errors, as in Kafka Connect:
         # 1. The connector was stopped meanwhile: nothing to do.
-        # 2. An error that a retry does not change (more tasks than tasks.max, for example): the connector fails.
-        # 3. Any other error: retries without a limit, with a backoff, as in Kafka Connect.
+        # 2. More tasks than tasks.max: the connector fails.
+        # 3. Any other error, such as a ConnectError of the connector: retries without a limit, with a backoff.
         try:
             made = await self.worker.connector_task_configs(name, config)
         except ConnectorNotFound:
             return
-        except ConnectError as e:
+        except TooManyTasks as e:
             self._reporter.on_event(name, Event.FAILURE, self.worker.masking(config)(trace_of(e)))
             return
         except Exception as e:

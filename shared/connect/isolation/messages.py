@@ -41,6 +41,8 @@ from penstock.shared.connect.errors import (
     ConnectorNotFound,
     ConnectorNotFoundThere,
     FailedThere,
+    TooManyTasks,
+    TooManyTasksThere,
     encodable,
     trace_of,
 )
@@ -69,6 +71,7 @@ def unpack(line: bytes) -> Message:
 KINDS: dict[str, tuple[type[Exception], type[FailedThere]]] = {
     "config": (ConfigError, ConfigErrorThere),
     "not found": (ConnectorNotFound, ConnectorNotFoundThere),
+    "too many tasks": (TooManyTasks, TooManyTasksThere),
     "connect": (ConnectError, ConnectErrorThere),
     "other": (Exception, FailedThere),
 }

@@ -16,7 +16,7 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from penstock.shared.connect.config_provider import ConfigTransformer, unresolved
 from penstock.shared.connect.connector import Props, SinkConnector
-from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, summary_of, trace_of
+from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, TooManyTasks, summary_of, trace_of
 from penstock.shared.connect.redaction import Mask
 from penstock.shared.connect.runtime.config_validation import ConfigInfos, validate_connector
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
@@ -204,7 +204,7 @@ class Worker:
     async def connector_task_configs(self, name: str, config: Props) -> list[dict[str, str]]:
         """Return a connector's task configurations, with unresolved variables (`${…}`).
 
-        Raises ConnectorNotFound if the connector is not on this worker. Raises ConnectError if there are more than
+        Raises ConnectorNotFound if the connector is not on this worker. Raises TooManyTasks if there are more than
         `tasks.max`, unless `tasks.max.enforce` is false. An error of the connector is raised as it is, or as
         ConnectorNotFound if the connector was stopped meanwhile.
         """
@@ -221,7 +221,7 @@ class Worker:
                 raise ConnectorNotFound(f"Connector {name} was stopped") from None
             raise
         if len(made) > tasks_max and props.get("tasks.max.enforce", "true").lower() == "true":
-            raise ConnectError(
+            raise TooManyTasks(
                 f"The connector {name} has generated {len(made)} tasks, which is greater than {tasks_max}, the maximum "
                 "number of tasks it is configured to create (tasks.max)"
             )
@@ -267,7 +267,7 @@ class Worker:
         config = self.resolve(spec.connector_config)
         tasks_max = int(config.get("tasks.max", "1"))
         if spec.tasks > tasks_max and config.get("tasks.max.enforce", "true").lower() == "true":
-            raise ConnectError(
+            raise TooManyTasks(
                 f"The connector {spec.id.connector} has {spec.tasks} tasks, which is greater than {tasks_max}, the "
                 "maximum number of tasks it is configured to create (tasks.max)"
             )

@@ -599,6 +599,28 @@ async def test_a_task_starts_only_once_the_newest_set_is_fenced(monkeypatch: pyt
         assert waits == [1]
 
 
+async def test_task_configs_that_cannot_be_made_are_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a connector cannot make its task configs for a while, such as without its database, they are requested again.
+    Only more of them than tasks.max fail the connector."""
+    failures = [ConnectError("no database"), ConnectError("no database")]
+
+    class Flaky(MultiTaskSource):
+        async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+            if failures:
+                raise failures.pop()
+            return await super().task_configs(max_tasks + int(self.props.get("more", "0")))
+
+    monkeypatch.setattr(distributed, "RETRY_BACKOFF", ExponentialBackoff(0, 0))
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1") as herder:
+        herder.worker.plugins.add(Flaky, "Flaky")
+        flaky = config() | {"connector.class": "Flaky"}
+        await herder.put_connector("c", flaky, replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        await herder.put_connector("c", flaky | {"more": "1"}, replace=True)
+        await until(lambda: states(herder)[0] == "FAILED")
+        assert "tasks.max" in herder.connector_status("c")["connector"]["trace"]
+
+
 async def test_writing_the_session_key_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader retries writing the session key after any error that a retry may solve, and requests wait until
     workers have a key.

@@ -17,7 +17,14 @@ from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError, DataError, KafkaTimeout
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector
-from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, FailedThere, summary_of, trace_of
+from penstock.shared.connect.errors import (
+    ConnectError,
+    ConnectorNotFound,
+    FailedThere,
+    TooManyTasks,
+    summary_of,
+    trace_of,
+)
 from penstock.shared.connect.herder.loggers import Loggers
 from penstock.shared.connect.isolation.child import Commands, WorkerLink
 from penstock.shared.connect.isolation.messages import Message, error_message, error_of, pack, unpack
@@ -217,6 +224,7 @@ def test_invalid_messages_are_errors() -> None:
     [
         (ConfigError("no such column"), ConfigError),
         (ConnectorNotFound("c"), ConnectorNotFound),
+        (TooManyTasks("3"), TooManyTasks),
         (ConnectError("no"), ConnectError),
         (KafkaTimeout("slow"), FailedThere),
         (KeyError("k"), FailedThere),

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector
-from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.errors import TooManyTasks
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec
 from tests.shared.connect.harness import Mute, RecordingSource, RecordingSourceTask, running
@@ -47,7 +47,7 @@ async def test_more_tasks_than_tasks_max_are_an_error() -> None:
         run.worker.plugins.add(Many, "Many")
         config = {**SINK, "connector.class": "Many"}
         await run.worker.start_connector("s", config, TargetState.STARTED, run.listener)
-        with pytest.raises(ConnectError, match="greater than 2"):
+        with pytest.raises(TooManyTasks, match="greater than 2"):
             await run.worker.connector_task_configs("s", config)
         id = ConnectorTaskId("s", 2)
         assert not await run.worker.start_task(TaskSpec(id, SINK, SINK, tasks=3), TargetState.STARTED, run.listener)
