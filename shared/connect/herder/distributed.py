@@ -293,6 +293,9 @@ class DistributedHerder(BaseHerder):
         # 3. Stop before starting. If the group has removed this worker meanwhile, others run the work.
         await self._runner.stop(self._runner.running() - assignment.work)
         if self.member.held != assignment.work or self.member.is_given_up(self._clock.monotonic_ms()):
+            # Without a rejoin, the loop would repeat this turn at once. A follower's turn may wait for nothing, so the
+            # loop would block the event loop.
+            self.member.rejoin("other workers may run the assigned work")
             return False
         await self._runner.start(assignment.work)
         self._resolved = True

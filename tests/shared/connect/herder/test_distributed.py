@@ -485,6 +485,28 @@ async def test_a_worker_that_missed_a_rebalance_stops_its_work() -> None:
             assert not first.worker.task_ids() & second.worker.task_ids()
 
 
+async def test_a_worker_that_was_removed_before_it_started_its_work_joins_again() -> None:
+    """If the group has probably removed a worker that has just got an assignment, the worker joins again. Until then,
+    its loop does not try to start the work once more."""
+    async with (
+        FakeCluster() as cluster,
+        running_herder(cluster, "a:1") as first,
+        running_herder(cluster, "b:1") as second,
+    ):
+        await until(lambda: first.member.is_leader != second.member.is_leader)
+        leader, other = (first, second) if first.member.is_leader else (second, first)
+        await leader.put_connector("c", config(), replace=False)
+        await until(lambda: states(leader) == ["RUNNING"] * 3 and not other.rebalance_metrics()["rebalancing"])
+        rebalances = other.rebalances
+        other._resolved = False
+        other.member._heard_ms -= other.member.config.session_timeout_ms
+        assert not await other._rebalance_completed()
+        assert other.member.needs_to_join
+        other.wake()
+        await until(lambda: other.rebalances > rebalances and not other.rebalance_metrics()["rebalancing"])
+        await until(lambda: states(leader) == ["RUNNING"] * 3)
+
+
 async def test_a_slow_patch_blocks_nothing() -> None:
     """While a patch is validated, other changes are made and kept, and a deleted connector is not created again."""
     async with FakeCluster() as cluster, running_herder(cluster, "a:1") as herder:
