@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -45,5 +46,7 @@ def run_audit(spark: SparkSession, settings: AuditSettings, log: Callable[[str],
     except (Py4JError, PySparkException, ConnectionError) as e:
         raise translated(e) from e
     finally:
-        spark.catalog.clearCache()
+        # The JVM may have ended. Then its error must reach the caller.
+        with suppress(Py4JError, ConnectionError):
+            spark.catalog.clearCache()
     return msgspec.structs.replace(report, seconds=round(time.monotonic() - started, 3))

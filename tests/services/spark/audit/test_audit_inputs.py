@@ -8,9 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.services.spark.audit.audit import run_audit
 from penstock.services.spark.audit.kafka_source import count_records, java_client_properties
 from penstock.services.spark.audit.measures import OTHER, TEXT, MeasuredField, _value_parser
 from penstock.services.spark.audit.settings import AuditSettings
+from penstock.services.spark.errors import SparkFailed
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import KafkaSettings
 
@@ -23,6 +25,21 @@ def test_a_sample_of_no_key_is_rejected() -> None:
         with pytest.raises(ConfigError, match="sample"):
             AuditSettings.load([*NEEDED, "--sample", share])
     assert AuditSettings.load([*NEEDED, "--sample", "0.000001"]).sample == 1e-6
+
+
+class EndedSession:
+    """A Spark session whose JVM has ended: Py4J cannot connect to it."""
+
+    def __getattr__(self, _: str) -> Any:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_an_ended_jvm_is_an_error_of_spark(tmp_path: Path) -> None:
+    """`penstock audit` knows SparkFailed, and ends with the status of an audit that could not be carried out."""
+    (tmp_path / "a").mkdir()
+    session: Any = EndedSession()
+    with pytest.raises(SparkFailed, match="JVM ended"):
+        run_audit(session, AuditSettings(application="a", lake=str(tmp_path)), print)
 
 
 def test_a_login_that_java_lacks_is_rejected() -> None:
