@@ -204,9 +204,10 @@ class WorkerErrantRecordReporter:
             raw = await self._convert_back_to_consumer_record(record)
         failure = Failure(Stage.TASK_PUT, self._task_class, error)
         written = await self._reporters.send(raw, failure)
-        self._operator.failed(failure, self._clock.now_ms())
+        # First the dead letter: an error that is not tolerated ends the task, whose producer would drop it.
         if written is not None:
             await written
+        self._operator.failed(failure, self._clock.now_ms())
 
     async def _convert_back_to_consumer_record(self, record: SinkRecord) -> ConsumerRecord:
         topic, partition = record.original_tp

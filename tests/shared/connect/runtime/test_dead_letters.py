@@ -93,6 +93,34 @@ async def test_an_error_that_is_not_tolerated_fails_the_task_after_its_report() 
         assert "ToleranceExceeded" in run.listener.traces[0]
 
 
+class AwaitingSinkTask(RecordingSinkTask):
+    """Reports each record, and waits for the report."""
+
+    async def put(self, records: list[SinkRecord]) -> None:
+        reporter = self.context.errant_record_reporter
+        assert reporter is not None
+        for record in records:
+            await reporter.report(record, ValueError("refused"))
+
+
+class AwaitingSink(RecordingSink):
+    """Its task waits for its reports."""
+
+    task_class = AwaitingSinkTask
+
+
+async def test_the_record_that_fails_a_task_is_a_dead_letter() -> None:
+    """Its dead letter is stored before the report fails the task, so the task's end does not drop it."""
+    async with running() as run:
+        run.cluster.create_topic("dlq")
+        async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+            await producer.send("t", b"bad")
+        id = await run.run(AwaitingSink, topics="t", errors_deadletterqueue_topic_name="dlq")
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "ToleranceExceeded" in run.listener.traces[0]
+        assert [record.value for record in run.cluster.records("dlq")] == [b"bad"]
+
+
 async def test_a_dead_letter_topic_that_exists_is_not_created() -> None:
     """A sink needs no right to create topics if its dead-letter topic exists."""
     async with running() as run:
