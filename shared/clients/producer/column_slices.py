@@ -279,8 +279,9 @@ class ColumnSlice:
     ) -> bool:
         """Choose a partition for each record by its key. Returns whether some records have no key.
 
-        If some have none, `without_key` is called with the sizes of all of them, and divides them into runs. For each
-        run its result has the partition's index in `queues`, and the run's end as an index into the sizes.
+        If there are any, `without_key` is called with the sizes of the records without a key, and divides these records
+        into runs. For each run its result has the partition's index in `queues`, and the index after the run's last
+        size.
         """
         partitions = partitions_of_keys(self.keys, len(queues))
         keyless = np.flatnonzero(partitions == NO_PARTITION)
