@@ -11,6 +11,9 @@ parses them. A segment ends at the end of a head, of a body, or of the received 
 3. Bytes after a request that is not answered yet are buffered unparsed. The connection is not read until the response
    is complete. The buffer holds at most one read (256 KiB).
 
+The app may answer a request before the request's body has arrived. Then the rest of the body is discarded. The
+keep-alive timeout counts from the response, so a body that is too slow closes the connection.
+
 Trailers are not added to the request's headers: when trailers arrive, the app has already used the headers.
 
 The header `Upgrade` is ignored (RFC 9110, section 7.8). httptools' parser treats a request with `Upgrade` as complete
@@ -129,6 +132,8 @@ class GuardedHttp(HttpToolsProtocol):
         """Stop the timer and drop the unparsed bytes."""
         self._stop_waiting()
         self._unread = b""
+        # The rest of a body cannot arrive any more, so uvicorn may stop the keep-alive timer.
+        self._reading = Reading.START
         super().connection_lost(exc)
 
     # Segments
@@ -258,6 +263,14 @@ class GuardedHttp(HttpToolsProtocol):
         if data:
             self._unset_keepalive_if_required()
             self._read_segments(data)
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Stop the keep-alive timer, but not for the rest of a body. Called by uvicorn for any received bytes.
+
+        The timer runs during a body only if the response is already complete. A later request stops it.
+        """
+        if self._reading is not Reading.BODY:
+            super()._unset_keepalive_if_required()
 
     def send_400_response(self, msg: str) -> None:
         """Answer an error of the parser. Called by uvicorn."""

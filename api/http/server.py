@@ -32,8 +32,8 @@ CONCURRENT_REQUESTS_MAX = 2_000
 GRACE_MS = 10_000
 
 KEEP_ALIVE_S = 30
-"""How long an idle connection stays open: longer than in clients' pools. Otherwise a client could send into a
-connection that is being closed."""
+"""How long a connection stays open after a response without another request: longer than in clients' pools. Otherwise a
+client could send into a connection that is being closed."""
 
 
 class _Uvicorn(uvicorn.Server):

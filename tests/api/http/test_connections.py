@@ -296,6 +296,35 @@ async def test_an_incomplete_head_times_out(monkeypatch: pytest.MonkeyPatch) -> 
         await server.stop(1_000)
 
 
+EARLY = b"POST /ok HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n"
+"""A head that is answered without its body if the app requires a token."""
+
+
+@pytest.mark.parametrize("part", [b"ab", b"abcd"], ids=["stalls", "ends"])
+async def test_a_connection_whose_body_follows_its_response_is_closed(
+    part: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A response that precedes the body starts the keep-alive timeout, and bytes of the body do not stop it."""
+    monkeypatch.setattr("penstock.api.http.server.KEEP_ALIVE_S", 0.15)
+    async with serving(Site(SecretStr("at least sixteen characters"))) as site, Client.to(site) as client:
+        await client.send(EARLY)
+        assert (await client.response())[0] == 401
+        await client.send(part)
+        assert await client.ended() == b""
+
+
+async def test_a_request_after_a_body_that_follows_its_response_is_served() -> None:
+    """A body that arrives after its response is discarded, and the next request stops the keep-alive timeout."""
+    async with serving(Site(SecretStr("at least sixteen characters"))) as site, Client.to(site) as client:
+        await client.send(EARLY)
+        assert (await client.response())[0] == 401
+        timer = site.connection.timeout_keep_alive_task
+        assert timer is not None
+        await client.send(b"ab", b"cd" + OK)
+        assert (await client.response())[0] == 401
+        assert timer.cancelled()
+
+
 @pytest.mark.parametrize("later", [False, True], ids=["first request", "later request"])
 @pytest.mark.parametrize("cut", [1, 7, 4_000, 100_000])
 async def test_the_limit_on_a_head_is_exact_however_it_is_cut(cut: int, later: bool) -> None:
