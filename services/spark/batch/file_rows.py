@@ -6,7 +6,7 @@ its column: if one value of a column is text, all are text. In the JSON made of 
 boolean only if JSON writes each of its values as the file does, apart from trailing zeros and exponents (`1.10` becomes
 1.1). If JSON writes one of its values differently (`007`, `+5`, `TRUE`), the whole column is text. Times and dates are
 always text. For a record's time and for the order of rows, a column has the type that Spark infers. Hive's partition
-folders (`carrier=UA`) add columns to those in the files.
+folders (`carrier=UA`) add columns to those in the files. Such a column is always text: `01` for `month=01`.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ class FileRows(NamedTuple):
 
 def file_rows(spark: SparkSession, settings: BatchSettings) -> FileRows:
     """Return the rows of the configured files. Raises ConfigError if the files lack a configured column."""
-    found = _read_json_files(spark, settings) if settings.format == "json" else _read_table_files(spark, settings)
+    # Spark would otherwise read `month=01` as the number 1.
+    with session_setting(spark, FOLDERS_ARE_TYPED, "false"):
+        found = _read_json_files(spark, settings) if settings.format == "json" else _read_table_files(spark, settings)
     named = (settings.key_column, settings.timestamp_column, settings.value_column)
     if missing := [name for name in named if name is not None and name not in found.columns.fieldNames()]:
         names = ", ".join(found.columns.fieldNames())
@@ -215,10 +217,7 @@ def with_row_destination(numbers: Sequence[int]) -> Callable[[Iterator[Any]], It
 
 
 def _read_json_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
-    """Return the rows of JSON files: one object for each line, unless the reader's options define another layout.
-
-    Without reader options, a column that comes from a folder's name is text: `01` for `month=01`.
-    """
+    """Return the rows of JSON files: one object for each line, unless the reader's options define another layout."""
     options = settings.reader_options
     files = settings.files_read
     named = {settings.key_column, settings.value_column}
@@ -228,10 +227,8 @@ def _read_json_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
         is_exact = {f.name for f in schema.fields if f.name in named and isinstance(f.dataType, PLAIN)}
         read = StructType([StructField(f.name, StringType()) if f.name in is_exact else f for f in schema.fields])
         return _rows_as_json(spark.read.schema(read).options(**options).json(files), read, schema, keep_nulls=False)
-    # Spark would otherwise read `month=01` as the number 1.
-    with session_setting(spark, FOLDERS_ARE_TYPED, "false"):
-        lines = spark.read.format("text").schema(f"{LINE} string").load(files).filter(F.trim(LINE) != "")
-        schema = spark.read.json(files).schema
+    lines = spark.read.format("text").schema(f"{LINE} string").load(files).filter(F.trim(LINE) != "")
+    schema = spark.read.json(files).schema
     folders = [name for name in lines.columns if name != LINE]
     in_lines = StructType([field for field in schema.fields if field.name not in folders])
     parsed = F.from_json(LINE, in_lines).alias(ROW)

@@ -72,6 +72,25 @@ def test_a_partition_folder_is_a_column_of_json_lines(spark: Any, tmp_path: Path
     ]
 
 
+@pytest.mark.parametrize("file_format", ["json", "csv", "parquet"])
+def test_a_partition_folder_is_text_in_the_json_of_a_row(spark: Any, tmp_path: Path, file_format: str) -> None:
+    """A partition folder's column is text as a key and in a row's JSON, even if all its values are numbers or dates."""
+    for name in ("store=007/day=2024-01-01", "store=8/day=2024-01-02"):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "a.json").write_text('{"x":"a"}\n')
+        (folder / "a.csv").write_text("x\na\n")
+        pyarrow.parquet.write_table(pa.table({"x": ["a"]}), folder / "a.parquet")
+    given = {"files": str(tmp_path), "format": file_format, "timestamp_column": "day", "key_column": "store"}
+    options = {"pathGlobFilter": f"*.{file_format}"}
+    settings = BatchSettings.model_validate(NAMES | given | {"reader_options": options})
+    found = partitioned_rows(spark, settings, 1).collect()
+    assert [(row.key, row.timestamp_ms, json.loads(row.value)) for row in found] == [
+        (b"007", 1704067200000, {"x": "a", "store": "007", "day": "2024-01-01"}),
+        (b"8", 1704153600000, {"x": "a", "store": "8", "day": "2024-01-02"}),
+    ]
+
+
 def test_text_of_digits_stays_what_it_is(spark: Any, tmp_path: Path) -> None:
     """A CSV column with leading zeros stays text. A column of plain numbers is numeric."""
     text = "who,ms,zip,n,x\n007,1,01234,5,0.50\n8,2,56789,6,1.25\n"
@@ -210,7 +229,7 @@ def test_csv_lines_of_another_width_are_rejected(spark: Any, tmp_path: Path, hea
         found = file_rows(spark, BatchSettings.model_validate(named))
         return [json.loads(row.value) for row in found.rows.select(found.whole.alias("value")).collect()]
 
-    assert [[row[key], str(row[at]), *list(row.values())[2:]] for row in read()][-1] == ["ann", "1", "x, y", 1]
+    assert [[row[key], str(row[at]), *list(row.values())[2:]] for row in read()][-1] == ["ann", "1", "x, y", "1"]
     for wrong in ("bob,2,x, y", "bob,2"):
         (tmp_path / "day=1" / "b.csv").write_text(f"who,ms,x\n{wrong}\n")
         with pytest.raises(ConfigError, match=rf"b\.csv.*'{wrong}'"):
