@@ -173,7 +173,10 @@ class OfField(Aggregation[State]):
         """Set the aggregation's type from its field's annotation."""
 
     def _number_types(self, hint: Any) -> set[Any]:
-        """Return the types of a number field by its annotation. Raises ConfigError if it may be something else."""
+        """Return the types of a number field by its annotation, except None.
+
+        Raises ConfigError for any type but numbers and None.
+        """
         options = field_types(hint)
         if not options <= {int, float, bool}:
             raise ConfigError(f"{self.function}({self.field!r}): the field is {hint}, not a number")
@@ -496,8 +499,18 @@ _VERBATIM_TYPES = (
 def field_types(hint: Any) -> set[Any]:
     """Return the types that an aggregation's field may have by its annotation, except None.
 
+    A NewType counts as its supertype.
+
     >>> field_types(int | None)
     {<class 'int'>}
     """
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return {t for t in (typing.get_args(hint) if is_union else (hint,)) if t is not types.NoneType}
+    options = typing.get_args(hint) if is_union else (hint,)
+    return {_supertype(t) for t in options if t is not types.NoneType}
+
+
+def _supertype(hint: Any) -> Any:
+    """Return the type that a NewType is made of; any other type is returned unchanged."""
+    while isinstance(hint, typing.NewType):
+        hint = hint.__supertype__
+    return hint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NewType, TypedDict
 
 import msgspec
 import pytest
@@ -32,6 +32,9 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
+Millis = NewType("Millis", int)
+Timeout = NewType("Timeout", Millis)
+
 
 class Flight(msgspec.Struct):
     """A value with a field of each kind."""
@@ -43,6 +46,7 @@ class Flight(msgspec.Struct):
     either: int | float = 0
     flag: bool = False
     limited: Annotated[int, msgspec.Meta(ge=0)] = 0
+    named: Timeout | None = None
 
 
 @dataclass
@@ -217,15 +221,24 @@ def test_an_integer_beyond_a_float_is_rejected() -> None:
 
 @pytest.mark.parametrize(
     ("field", "type_"),
-    [("delay", "int64"), ("maybe", "int64"), ("flag", "int64"), ("limited", "int64"), ("speed", "float64")],
+    [
+        *(("delay", "int64"), ("maybe", "int64"), ("flag", "int64"), ("limited", "int64"), ("named", "int64")),
+        ("speed", "float64"),
+    ],
 )
 def test_bound_columns_follow_the_annotation(field: str, type_: str) -> None:
-    """An int field is summed as int64, also if it is optional, constrained or boolean. A float field is summed as
-    float64."""
+    """An int field is summed as int64, also if it is optional, constrained, boolean or a NewType. A float field is
+    summed as float64."""
     bound = Sum(field).bind(Flight)
     assert [tuple(c) for c in bound.state_columns] == [("sum", type_), ("n", "int64")]
     assert bound.result_type == type_
     assert Mean(field).bind(Flight).result_type == "float64"
+
+
+@pytest.mark.parametrize("aggregation", [First("named"), Last("named")])
+def test_first_and_last_of_a_new_type_keep_a_number(aggregation: Aggregation[Any]) -> None:
+    """A NewType of int is kept as int64, as an int is."""
+    assert aggregation.bind(Flight).result_type == "int64"
 
 
 def test_a_mixed_annotation_is_a_float() -> None:
