@@ -28,10 +28,12 @@ from penstock.shared.common.errors import (
     DataError,
     FatalError,
     InconsistentGroupProtocol,
+    LogTruncation,
     OffsetOutOfRange,
     PenstockError,
     ProducerFenced,
     RetriableError,
+    SourceTopicChanged,
 )
 from penstock.shared.common.kernel_loading import loaded
 from penstock.shared.common.log import get_logger
@@ -44,7 +46,7 @@ from penstock.shared.streams.runtime.changelog_partition import ChangelogPartiti
 from penstock.shared.streams.runtime.foreign_members import foreign_members_error
 from penstock.shared.streams.runtime.global_tables import GlobalTableRows, GlobalTables
 from penstock.shared.streams.runtime.repartition_purge import RepartitionPurge
-from penstock.shared.streams.runtime.source_positions import GroupAhead, SourcePositions
+from penstock.shared.streams.runtime.source_positions import START_AFRESH, GroupAhead, SourcePositions
 from penstock.shared.streams.runtime.standby_assignor import STRATEGIES
 from penstock.shared.streams.runtime.standbys import StandbyDescription, Standbys
 from penstock.shared.streams.runtime.stream_task_factory import StreamTaskFactory
@@ -205,6 +207,10 @@ class StreamWorker(RebalanceListener):
             # The members that are described afterwards are then all others.
             await self._consumer.close()
             raise await foreign_members_error(self._kafka, self._settings.application_id, self._assignor.name, e) from e
+        except LogTruncation as e:
+            # The state contains the lost records. A comparison with the partition's end would not detect that, once
+            # the log has grown past the position.
+            raise SourceTopicChanged(f"{e}. {START_AFRESH}") from e
         except OffsetOutOfRange as e:
             # With `auto_offset_reset` other than none, the consumer would skip or repeat records silently.
             log.warning("a position is out of range", reason=str(e))

@@ -44,7 +44,16 @@ from penstock.shared.streams.task.metrics import RestoreMetrics
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Request
 from penstock.shared.testing.manual_clock import ManualClock
-from tests.integration.test_stream_worker import chain_of, commit, owner, process_records, topology
+from tests.integration.test_stream_worker import (
+    chain_of,
+    commit,
+    owner,
+    process_records,
+    running,
+    topology,
+    until,
+    wait_or_raise,
+)
 from tests.shared.clients.consumer.filled import filled, opened
 
 
@@ -335,6 +344,36 @@ def test_a_position_past_the_end_is_rejected(on_missing: OnMissing) -> None:
     """A topic that ends before the position has lost records, or is another topic whose id was not recorded."""
     with pytest.raises(SourceTopicChanged, match=r"flights-3.*91.*90"):
         start_position_of(AT, 91, None, PartitionExtent(ID, 0, 90), on_missing)
+
+
+async def test_lost_records_of_a_source_end_a_running_worker() -> None:
+    """If a source's log has lost records that a running worker has read, the worker ends, even if the log has grown
+    past its position since."""
+    at, sent = TopicPartition("clicks", 0), asyncio.Event()
+
+    async def grown() -> bool:
+        task = worker.tasks()[0].task
+        return task is not None and task.sources["clicks"] > 30
+
+    async def hold(_: Request) -> None:
+        await sent.wait()
+
+    async def lose_and_grow() -> None:
+        async with running(worker) as loop:
+            await wait_or_raise(loop, chain.wait_processed(worker))
+            cluster.control(Api.FETCH, hold)
+            cluster.lose_records(at, 10)
+            await chain.send(40)
+            sent.set()
+            await wait_or_raise(loop, until(grown))
+
+    configs = {"group.min.session.timeout.ms": "10"}
+    async with FakeCluster(configs=configs) as cluster, chain_of(cluster, "clicks", 1) as chain:
+        await chain.send(10)
+        await chain.send(10)
+        worker = chain.worker()
+        with pytest.raises(SourceTopicChanged, match=r"clicks-0 at offset 20: .* offset 10 on"):
+            await lose_and_grow()
 
 
 async def test_a_group_offset_in_an_open_transaction_is_valid() -> None:
