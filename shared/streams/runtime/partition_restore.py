@@ -18,6 +18,7 @@ from penstock.shared.common.errors import (
     CorruptRecord,
     KafkaTimeout,
     LakeUnavailable,
+    LogTruncation,
     OffsetOutOfRange,
     SchemaMismatch,
 )
@@ -166,10 +167,19 @@ class PartitionRestore:
                 raise KafkaTimeout(f"{self.at}: no record came for {now - moved} ms at offset {position} of {end}")
 
     async def poll(self, consumer: Consumer) -> int:
-        """Wait a short time for records, apply them and return their number. May be cancelled at any moment."""
+        """Wait a short time for records, apply them and return their number. May be cancelled at any moment.
+
+        Raises LogTruncation if the log has lost records that were read; the state on disk is deleted then.
+        """
         # Heartbeats and running tasks get a turn between the fetched records.
         await asyncio.sleep(0)
-        batches = await consumer.poll(RESTORE_POLL_MS, RESTORE_RECORDS_MAX)
+        try:
+            batches = await consumer.poll(RESTORE_POLL_MS, RESTORE_RECORDS_MAX)
+        except LogTruncation as e:
+            # Rows on disk may be of the lost records. If the log grows past their checkpoint, it no longer shows that.
+            if self.task.local is not None:
+                self.task.local.discard(str(e))
+            raise
         return sum(self._feed_changelog_records(columns) for columns in batches.values())
 
     def write(self) -> None:

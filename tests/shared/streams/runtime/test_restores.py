@@ -13,7 +13,13 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.errors import KafkaTimeout, SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
+from penstock.shared.common.errors import (
+    KafkaTimeout,
+    LogTruncation,
+    SchemaMismatch,
+    SourceOffsetsMissing,
+    SourceTopicChanged,
+)
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
@@ -154,6 +160,31 @@ async def test_discarded_state_on_disk_leaves_no_epoch_or_progress(tmp_path: Pat
     assert await restoring._take_up_local(consumer) is None  # type: ignore[arg-type]
     reader = restoring.reader
     assert (reader.epoch, reader.progress, restoring.next_epoch(), local.checkpoint) == (0, None, 1, None)
+    local.close()
+
+
+async def test_state_on_disk_of_lost_records_is_deleted(tmp_path: Path) -> None:
+    """If the changelog has lost records that a standby has read, its state on disk is deleted, because it contains
+    them."""
+    at = TopicPartition("clicks-changelog", 0)
+    local = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0).state_of(0)
+    async with (
+        FakeCluster() as cluster,
+        chain_of(cluster, "clicks", 1) as chain,
+        owner(chain, "at_least_once") as (changelog, task),
+    ):
+        process_records(task, chain, 0, 10)
+        await commit(changelog, task, chain)
+        standby = StreamTask(topology("clicks"), 0, application="clicks", local=local)
+        restoring = PartitionRestore(chain.kafka, chain.settings(), standby, ManualClock(0))
+        async with restoring.consumer() as consumer:
+            await restoring.read_until(await restoring.begin(consumer), consumer)
+            restoring.write()
+            assert (local.checkpoint is not None, len(standby.stores["s"])) == (True, 1)
+            cluster.lose_records(at, 1)
+            with pytest.raises(LogTruncation, match="clicks-changelog-0"):
+                await restoring.read_until(1_000, consumer)
+    assert (local.checkpoint, len(standby.stores["s"])) == (None, 0)
     local.close()
 
 
