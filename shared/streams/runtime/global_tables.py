@@ -103,11 +103,16 @@ class GlobalTables:
         self._consumer: Consumer | None = None
 
     async def load(self) -> None:
-        """Read every topic to its current end. Raises KafkaTimeout if the positions do not advance for too long."""
+        """Read every topic to its current end.
+
+        Raises KafkaTimeout if the positions do not advance for too long, and the errors of `poll`.
+        """
         if not self.rows:
             return
         settings = ConsumerSettings(
-            auto_offset_reset="earliest",
+            # Of a truncated or recreated topic, the tables would keep rows whose records are gone. The next start loads
+            # them again. Kafka Streams also stops there.
+            auto_offset_reset="none",
             isolation_level="read_committed",
             commit_strategy="none",
             max_poll_records=POLL_RECORDS_MAX,
@@ -137,7 +142,10 @@ class GlobalTables:
         log.info("global tables loaded", rows={name: len(rows) for name, rows in self.rows.items()})
 
     async def poll(self) -> None:
-        """Apply the records that have come since."""
+        """Apply the records that have come since.
+
+        Raises OffsetOutOfRange, LogTruncation included, if a topic has lost records that were read.
+        """
         if self._consumer is not None:
             self._apply_records(await self._consumer.poll(0))
 

@@ -11,8 +11,8 @@ import pytest
 from penstock.shared.clients.consumer import ConsumerSettings
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.records import ProducerRecord
+from penstock.shared.common.errors import ConfigError, LogTruncation
+from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
@@ -74,6 +74,31 @@ async def test_a_turn_applies_a_whole_batch() -> None:
                 await asyncio.sleep(0)
         await tables.close()
     assert most > (ConsumerSettings().max_poll_records or 0)
+
+
+async def test_a_topic_that_has_lost_records_ends_the_worker() -> None:
+    """If a global table's topic has lost records that were read, the table would keep their rows. So a poll fails."""
+    builder = StreamsBuilder()
+    builder.global_table("t", int)
+    async with filled(0) as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Producer(kafka) as producer:
+            for key in (b"a", b"b"):
+                await (await producer.send("t", b"1", key=key))
+            tables = GlobalTables(kafka, builder._topology, SYSTEM_CLOCK)
+            await tables.load()
+            cluster.lose_records(TopicPartition("t", 0), 1)
+            await (await producer.send_many([ProducerRecord("t", b"2", b"%d" % i) for i in range(10)]))
+
+        async def poll_until_grown() -> None:
+            async with asyncio.timeout(20):
+                while len(tables.rows["t"]) < 10:
+                    await tables.poll()
+                    await asyncio.sleep(0)
+
+        with pytest.raises(LogTruncation, match="t-0 at offset 2"):
+            await poll_until_grown()
+        await tables.close()
 
 
 @pytest.mark.parametrize("left", [False, True])
