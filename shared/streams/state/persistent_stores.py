@@ -183,14 +183,17 @@ class PersistentStore(ABC, Generic[CacheT]):
         `more` is the change of the number of rows on disk. Evicts keys if the memory is exceeded.
         """
         self._rows_in_both += more
+        widths: dict[Any, int] = {}
         for (raw, _), row in rows.items():
             key = self._codec.key_of(raw)
             # The index has the row's end from now on, so a search up to it must read the disk again.
             if row is not None:
                 self._note_end_in_due_index(row.end)
             if key in self._loaded:
-                width = CACHED_ROW_BYTES + (len(row.state) if row is not None else 0)
-                self._account_memory(key, CACHED_ROW_BYTES + len(self._cache.rows_of(key)) * width)
+                widths[key] = CACHED_ROW_BYTES + (len(row.state) if row is not None else 0)
+        # Once for each key, because its rows are counted: a record of a hopping window may change hundreds of them.
+        for key, width in widths.items():
+            self._account_memory(key, CACHED_ROW_BYTES + len(self._cache.rows_of(key)) * width)
         self._evict_keys()
 
     def forget(self) -> None:

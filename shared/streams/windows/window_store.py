@@ -453,9 +453,8 @@ class WindowStore:
     def unload(self, key: Any, start: int) -> None:
         """Restore a removal; a missing window is no error, since a snapshot may be ahead of the log."""
         code = self._find_key_code(key)
-        row = k.NONE if code == k.NONE else self.table.row_at(code, start)
-        if row != k.NONE:
-            self._drop_windows(np.array([row], np.int64))
+        if code != k.NONE:
+            self._drop_windows(self.table.rows_at(np.array([code], np.int32), np.array([start], np.int64)))
 
     def evict(self, key: Any) -> int:
         """Drop a key's windows from memory, because they are kept elsewhere; return their number."""

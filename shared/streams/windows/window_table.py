@@ -178,10 +178,6 @@ class WindowTable:
             row = int(self.links[row, k.NEXT])
         return rows[::-1]
 
-    def row_at(self, code: int, start: int) -> int:
-        """Return the row of a key's window that starts there, or NONE."""
-        return next((row for row in self.rows_of(code) if self.cells[row, k.START] == start), k.NONE)
-
     def rows_at(self, codes: Int32Array, starts: Int64Array) -> Int64Array:
         """Return the rows of the windows of these keys and starts, without missing ones."""
         self._see_keys()

@@ -32,6 +32,7 @@ from penstock.shared.streams.state.rocksdb import META, Meta, RocksDb, RocksMemo
 from penstock.shared.streams.state.row_codec import RowCodec, row_layout
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.windows.window_table import WindowTable
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.property_tests import examples
 
@@ -269,6 +270,35 @@ def test_the_least_recently_used_key_is_evicted(is_windowed: bool) -> None:
         in_memory, _ = store.walk()
         assert {row.key for row in in_memory} == {"a", "c"}
         driver.close()
+
+
+@pytest.mark.parametrize("cache_bytes_max", [ROOMY, NONE])
+def test_a_keys_windows_are_walked_a_fixed_number_of_times(
+    cache_bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The walks of a key's windows, in a commit and when they are fetched, do not grow with the number of its
+    windows."""
+    walk = WindowTable.rows_of
+
+    def count(table: WindowTable, code: int) -> list[int]:
+        nonlocal walks
+        walks += 1
+        return walk(table, code)
+
+    monkeypatch.setattr(WindowTable, "rows_of", count)
+    walks_by_windows = {}
+    for windows in (2, 50):
+        builder = StreamsBuilder()
+        grouped = builder.stream("in").group_by_key().hopping_window(windows, 1)
+        grouped.aggregate("s", n=Count()).on_close().to("out")
+        with directory(cache_bytes_max) as state:
+            driver, walks = TopologyTestDriver(builder.build(), state=state), 0
+            for _ in range(2):
+                driver.pipe("in", key=b"a", value=b"{}", timestamp=1_000)
+            assert len(driver.task.stores["s"]) == windows
+            walks_by_windows[windows] = walks
+            driver.close()
+    assert walks_by_windows[2] == walks_by_windows[50]
 
 
 @pytest.mark.parametrize("key", [None, 7, [1]])
