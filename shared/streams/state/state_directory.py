@@ -54,6 +54,9 @@ class StateDirectory:
             raise ConfigError(
                 f"streams.state_dir: {self.folder} is locked by another instance: give each its own state_dir"
             )
+        # The time before the start does not count as unused, since the group has not assigned the partitions yet.
+        for partition in self.partitions():
+            self._mark_used(partition)
 
     def release(self) -> None:
         """Unlock the directory; a second call does nothing."""
@@ -67,7 +70,7 @@ class StateDirectory:
         return state
 
     def clean(self, delay_ms: int, now_ms: int) -> list[int]:
-        """Delete the state of partitions that was not used for `delay_ms`; return these partitions."""
+        """Delete the state of partitions that was not used for `delay_ms` since `acquire`; return these partitions."""
         # As StateDirectory.cleanRemovedTasks and `state.cleanup.delay.ms`: a partition that returns soon should find
         # its state.
         found = [p for p in self.partitions() if p not in self._open]
@@ -85,6 +88,9 @@ class StateDirectory:
 
     def _mark_closed(self, partition: int) -> None:
         self._open.discard(partition)
+        self._mark_used(partition)
+
+    def _mark_used(self, partition: int) -> None:
         with contextlib.suppress(OSError):
             # `clean` takes the folder's modification time as the time of last use.
             os.utime(self._partition_folder(partition))

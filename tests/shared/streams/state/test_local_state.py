@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -277,4 +278,19 @@ def test_unused_partition_folders_are_deleted(tmp_path: Path) -> None:
     assert own.clean(30_000, int(closed_ms) + 60_000) == [2]
     assert (own.clean(30_000, int(closed_ms) + 60_000), own.partitions()) == ([], [3])
     states[3].close()
+    own.release()
+
+
+def test_folders_are_kept_for_the_delay_after_a_start(tmp_path: Path) -> None:
+    """However long the instance was down, the group first gets the time to assign the partitions to it again."""
+    before = directory(tmp_path)
+    before.acquire()
+    before.state_of(1).close()
+    before.release()
+    os.utime(tmp_path / "app" / "1", (0, 0))
+    own = directory(tmp_path)
+    own.acquire()
+    started_ms = int(time.time() * 1000)
+    assert (own.clean(30_000, started_ms + 29_000), own.partitions()) == ([], [1])
+    assert own.clean(30_000, started_ms + 31_000) == [1]
     own.release()
