@@ -80,8 +80,8 @@ class StandbyState(TypedDict):
     state: Literal["catching up", "current", "failed"]
     state_rows: of.Count
     """The rows of the standby's stores."""
-    lag: of.Lag
-    """Changelog offsets that the standby has not read yet."""
+    lag: of.Lag | None
+    """Changelog offsets that the standby has not read yet; None while they are unknown."""
     instance: of.Instance
     """The instance that keeps the standby."""
 

@@ -9,7 +9,9 @@ its partition moves to the instance meanwhile, the restore takes longer.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Collection, Iterable
+from functools import partial
 from typing import Literal, TypedDict
 
 from prometheus_client import CollectorRegistry
@@ -22,6 +24,7 @@ from penstock.shared.common.metrics import gauge
 from penstock.shared.common.repeated_failure import RepeatedFailure
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.runtime.partition_restore import PartitionRestore
+from penstock.shared.streams.runtime.restore_progress import RestoreProgress
 from penstock.shared.streams.runtime.stream_task_factory import StreamTaskFactory
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.local_restore import Overtaken
@@ -41,7 +44,7 @@ class StandbyDescription(TypedDict):
     partition: int
     state: Literal["catching up", "current", "failed"]
     state_rows: int
-    lag: int
+    lag: int | None
 
 
 class Standby:
@@ -52,13 +55,21 @@ class Standby:
         self.restoring: PartitionRestore | None = None
         self.following: asyncio.Task[None] | None = None
         self.is_current = False
-        """Whether it has reached the changelog's end since it last began to read; `lag` is what has come since."""
-        self.lag = 0
+        """Whether it has reached the changelog's end since it last began to read."""
+        self.current_lag: int | None = None
+        """The lag as of the last poll, once it is current."""
         self.failed = ""
         self.failing = RepeatedFailure()
         """Errors after which it continues with its state."""
         self.restarts = RepeatedFailure()
         """Errors after which it begins again without its state."""
+
+    @property
+    def lag(self) -> int | None:
+        """The changelog offsets that it has not read yet; None while they are unknown."""
+        if self.restoring is None:
+            return None
+        return self.current_lag if self.is_current else self.restoring.progress.remaining_records
 
     def describe(self) -> StandbyDescription:
         """Return it as plain values."""
@@ -87,9 +98,11 @@ class Standbys:
         self._task_factory = task_factory
         self._clock = clock
         self._own: dict[int, Standby] = {}
-        self._labelled: set[str] = set()
         self._lag = gauge(
-            registry, "streams_standby_lag", "Changelog offsets that a standby has not read yet.", "partition"
+            registry,
+            "streams_standby_lag",
+            "Changelog offsets that a standby has not read yet; NaN while they are unknown.",
+            "partition",
         )
 
     def __repr__(self) -> str:
@@ -117,12 +130,14 @@ class Standbys:
         for partition in sorted(wanted - self._own.keys() - set(owned)):
             standby = Standby(partition)
             self._own[partition] = standby
+            self._lag.labels(partition).set_function(partial(_lag_or_nan, standby))
             standby.following = asyncio.create_task(self._follow_changelog(standby), name=f"standby-{partition}")
 
     async def hand_over(self, partition: int) -> PartitionRestore | None:
         """End a standby and return its state; None if it has none yet."""
         if (standby := self._own.pop(partition, None)) is None:
             return None
+        self._lag.remove(partition)
         assert standby.following is not None
         standby.following.cancel()
         try:
@@ -132,9 +147,6 @@ class Standbys:
             # opened again.
             standby.following.add_done_callback(lambda _: _close_standby_state(standby.restoring))
             raise
-        if str(partition) in self._labelled:
-            self._labelled.discard(str(partition))
-            self._lag.remove(str(partition))
         restoring = standby.restoring
         # The reader has no position yet: a snapshot is loaded in part, or the state on disk is still being checked.
         if restoring is not None and restoring.reader.next_offset is None:
@@ -190,9 +202,12 @@ class Standbys:
             standby.restoring = PartitionRestore(self._kafka, self._settings, task, self._clock)
         restoring = standby.restoring
         standby.is_current = False
+        # After a failure, the remaining records are unknown until it reads again.
+        restoring.progress = RestoreProgress(standby.partition)
         async with restoring.consumer() as consumer:
             await restoring.read_until(await restoring.begin(consumer), consumer)
             restoring.write()
+            standby.current_lag = restoring.progress.remaining_records
             standby.is_current = True
             standby.failed = ""
             # The next line logs that it is current.
@@ -203,13 +218,15 @@ class Standbys:
             written_ms = self._clock.monotonic_ms()
             while True:
                 unwritten += await restoring.poll(consumer)
-                standby.lag = consumer.known_lag(restoring.at) or 0
-                self._labelled.add(str(standby.partition))
-                self._lag.labels(partition=str(standby.partition)).set(standby.lag)
+                standby.current_lag = consumer.known_lag(restoring.at)
                 if unwritten and self._clock.monotonic_ms() - written_ms >= WRITE_MS:
                     restoring.write()
                     unwritten = 0
                     written_ms = self._clock.monotonic_ms()
+
+
+def _lag_or_nan(standby: Standby) -> float:
+    return math.nan if standby.lag is None else standby.lag
 
 
 def _standby_restore_counts(restoring: PartitionRestore) -> dict[str, int]:

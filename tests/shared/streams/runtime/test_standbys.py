@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -34,7 +35,7 @@ from penstock.shared.streams.runtime.standbys import Standby, Standbys
 from penstock.shared.streams.runtime.stream_task_factory import StreamTaskFactory
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.topology import Topology
-from penstock.shared.testing.fake_broker import FakeCluster
+from penstock.shared.testing.fake_broker import Api, FakeCluster, Request
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests import virtual_time
 
@@ -53,6 +54,7 @@ class Instance:
     """The standbys of an instance, and the owner that writes to their partitions."""
 
     def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
         cluster.create_topic(CHANGELOG, PARTITIONS)
         self._kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         self._driver, self._written = TopologyTestDriver(topology()), 0
@@ -74,6 +76,9 @@ class Instance:
 
     def shown(self) -> list[tuple[int, str, int]]:
         return [(one["partition"], one["state"], one["state_rows"]) for one in self.standbys.describe()]
+
+    def lags(self) -> list[int | None]:
+        return [one["lag"] for one in self.standbys.describe()]
 
     async def until(self, done: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_SECONDS):
@@ -113,6 +118,25 @@ async def test_it_follows_the_owner_and_hands_over_what_it_has() -> None:
         assert restoring.reader.progress.sources == {"in": 3}
         assert (one.shown(), one.standbys.warm(), one.sample(1)) == ([], set(), None)
         assert await one.standbys.hand_over(1) is None
+
+
+async def test_the_lag_of_a_standby_that_is_catching_up() -> None:
+    """While a standby catches up, its lag is the rest of the changelog. It is unknown until its reading has begun."""
+    fetched = asyncio.Event()
+
+    async def hold(_: Request) -> None:
+        await fetched.wait()
+
+    async with instance() as one:
+        await one.own(1, "ann", "bob")
+        one.cluster.control(Api.FETCH, hold)
+        await one.standbys.stand_by([1])
+        assert (one.lags(), math.isnan(one.sample(1) or 0)) == ([None], True)
+        await one.until(lambda: one.lags() == [one.cluster.end_offset(CHANGELOG, 1)])
+        assert (one.shown(), one.sample(1)) == ([(1, "catching up", 0)], one.lags()[0])
+        fetched.set()
+        await one.until(lambda: one.shown() == [(1, "current", 2)])
+        assert (one.lags(), one.sample(1)) == ([0], 0)
 
 
 async def test_unassigned_standbys_are_ended() -> None:
