@@ -200,15 +200,20 @@ def _make_progress_reader(_partition: int, covered: PartitionSnapshot | None) ->
 
 
 def _check_restore_idleness(records: int) -> CheckProgress:
-    """Return a check for `restore-offsets`: it raises KafkaTimeout after RESTORE_IDLE_MS_MAX without progress."""
+    """Return a check for `restore-offsets`.
+
+    It raises KafkaTimeout if no position has moved towards its end for RESTORE_IDLE_MS_MAX.
+    """
     log.info("reading the changelog", records=records)
     last: LogOffsets = {}
     moved_ms = SYSTEM_CLOCK.monotonic_ms()
 
     def check(positions: LogOffsets, ends: LogOffsets) -> None:
         nonlocal last, moved_ms
-        if positions != last:
-            last = positions
+        # A partition that was read to its end is no progress, even if an instance goes on to write to it.
+        reached = {at: min(position, ends[at]) for at, position in positions.items()}
+        if reached != last:
+            last = reached
             moved_ms = SYSTEM_CLOCK.monotonic_ms()
         elif SYSTEM_CLOCK.monotonic_ms() - moved_ms > RESTORE_IDLE_MS_MAX:
             at = next(at for at in positions if positions[at] < ends[at])

@@ -10,18 +10,20 @@ from typing import Any
 import pytest
 
 from penstock.services.aggregator.reset import ResetPlan
-from penstock.services.aggregator.restore_offsets import RestorePlan, compare
+from penstock.services.aggregator.restore_offsets import RestorePlan, _check_restore_idleness, compare
 from penstock.services.aggregator.streams_command import main
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.common.errors import LakeNotRemoved
+from penstock.shared.common.errors import KafkaTimeout, LakeNotRemoved
 from penstock.shared.common.lake.application_files import TableFiles, remove_files
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import Progress
+from penstock.shared.streams.runtime.partition_restore import RESTORE_IDLE_MS_MAX
 from penstock.shared.streams.runtime.source_positions import AheadPartition, GroupAhead, committed_position
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.testing.fake_broker import FakeCluster
+from penstock.shared.testing.manual_clock import ManualClock
 from tests.integration.test_stream_worker import Chain, chain_of, offline, running, topology, until
 from tests.integration.test_stream_worker_losses import run_until_error, work
 from tests.integration.test_stream_worker_restore import BINARY, delete_head, write_snapshot
@@ -357,3 +359,19 @@ def test_the_plan_names_unchanged_offsets() -> None:
     assert [line.split(": ")[0] for line in plan.lines()] == ["clicks-0", "clicks-1", "clicks-2", "other-0"]
     settings = StreamsSettings(application_id="app", start_from_group_offsets=True)
     assert compare(settings, offsets, {0: progress(clicks=9), 1: None}).back == []
+
+
+def test_only_positions_that_move_towards_their_ends_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`restore-offsets` does not wait for a stuck partition for ever while an instance writes to another partition."""
+    clock = ManualClock(0)
+    monkeypatch.setattr("penstock.services.aggregator.restore_offsets.SYSTEM_CLOCK", clock)
+    stuck, busy = (TopicPartition("app-changelog", partition) for partition in (0, 1))
+    check, ends = _check_restore_idleness(8), {stuck: 5, busy: 5}
+    check({stuck: 1, busy: 3}, ends)
+    clock.advance(RESTORE_IDLE_MS_MAX)
+    check({stuck: 2, busy: 5}, ends)
+    clock.advance(RESTORE_IDLE_MS_MAX)
+    check({stuck: 2, busy: 6}, ends)
+    clock.advance(1)
+    with pytest.raises(KafkaTimeout, match=r"app-changelog-0.* offset 2 of 5"):
+        check({stuck: 2, busy: 7}, ends)
