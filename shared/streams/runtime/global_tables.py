@@ -131,7 +131,8 @@ class GlobalTables:
         while any(at.get(tp, 0) < end for tp, end in ends.items()):
             self._apply_records(await consumer.poll(LOAD_POLL_MS))
             before = at
-            at = {tp: await consumer.position(tp) for tp in partitions}
+            # A partition that was read to its end is no progress, even if more records follow.
+            at = {tp: min(await consumer.position(tp), end) for tp, end in ends.items()}
             now = self._clock.monotonic_ms()
             # Positions count and not records, because the end of a topic may be transaction markers.
             if at != before:

@@ -8,15 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.shared.clients.consumer import ConsumerSettings
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import ConfigError, LogTruncation
-from penstock.shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.common.errors import ConfigError, KafkaTimeout, LogTruncation
+from penstock.shared.common.records import Columns, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.runtime.global_tables import GlobalTableRows, GlobalTables
+from penstock.shared.testing.manual_clock import ManualClock
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.clients.consumer.filled import filled
 
@@ -74,6 +75,34 @@ async def test_a_turn_applies_a_whole_batch() -> None:
                 await asyncio.sleep(0)
         await tables.close()
     assert most > (ConsumerSettings().max_poll_records or 0)
+
+
+async def test_the_load_does_not_wait_for_a_stuck_partition_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions beyond the ends at the start of a load are no progress: the load fails if the others do not move."""
+    clock = ManualClock(0)
+
+    class Stuck(Consumer[bytes, bytes]):
+        """A consumer that gets no record of partition 0, and always more of the others."""
+
+        polls = 0
+
+        async def poll(self, timeout_ms: float, max_records: int | None = None) -> dict[TopicPartition, Columns]:
+            self.polls += 1
+            assert self.polls < 100, "the load waits without end"
+            clock.advance(10_000)
+            return {}
+
+        async def position(self, tp: TopicPartition) -> int:
+            return self.polls if tp.partition else 0
+
+    monkeypatch.setattr("penstock.shared.streams.runtime.global_tables.Consumer", Stuck)
+    builder = StreamsBuilder()
+    builder.global_table("t", int)
+    async with filled(3, partitions=2) as cluster:
+        tables = GlobalTables(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers), builder._topology, clock)
+        with pytest.raises(KafkaTimeout, match="70000 ms"):
+            await tables.load()
+        await tables.close()
 
 
 async def test_a_topic_that_has_lost_records_ends_the_worker() -> None:
