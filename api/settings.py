@@ -193,6 +193,22 @@ class GuardedSettings(ServiceSettings):
         """
         return self.auth_token is None and not self.credentials and is_loopback(self.http.host)
 
+    def tokens_by_scope(self) -> dict[Scope, str]:
+        """Return a bearer token for each scope that a client with these settings' credentials can have.
+
+        A token is `auth_token`, or the secret of the first credential with the scope. A service sends these tokens to
+        services with the same settings.
+        """
+        if self.auth_token is not None:
+            return dict.fromkeys(("ingest", "read", "admin"), self.auth_token.get_secret_value())
+        found: dict[Scope, str] = {}
+        for credential in self.credentials.values():
+            for scope in credential.scopes:
+                found.setdefault(scope, credential.secret.get_secret_value())
+        if "admin" in found:
+            found.setdefault("read", found["admin"])
+        return found
+
 
 def check_secrets(host: str, secrets: Sequence[SecretStr], *, insecure_no_auth: bool) -> None:
     """Check the secrets in the settings of an HTTP interface that listens at `host`.

@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import SERVICE_UNAVAILABLE
-from penstock.api.settings import GuardedSettings, Scope
+from penstock.api.settings import Scope
 from penstock.api.streams.key_params import StoreQueryParams, encode_query_params
 from penstock.api.streams.task_views import (
     InstanceRow,
@@ -288,22 +288,6 @@ class ApplicationView:
             return response.status_code, bytes(body)
         finally:
             await response.aclose()
-
-
-def instance_tokens(settings: GuardedSettings) -> dict[Scope, str]:
-    """Return the bearer tokens for requests to the other instances of the application, by scope.
-
-    The instances have the same settings, so a token is `auth_token` or a credential's secret.
-    """
-    found: dict[Scope, str] = {}
-    for credential in settings.credentials.values():
-        for scope in credential.scopes:
-            found.setdefault(scope, credential.secret.get_secret_value())
-    if "admin" in found:
-        found.setdefault("read", found["admin"])
-    if settings.auth_token is not None:
-        found = dict.fromkeys(("ingest", "read", "admin"), settings.auth_token.get_secret_value())
-    return found
 
 
 class InstanceResponse(NamedTuple):

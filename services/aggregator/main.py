@@ -20,12 +20,7 @@ from penstock.api.streams.routes import streams_router
 from penstock.api.streams.stores import FoundWindows, Status, stores_router
 from penstock.api.streams.task_views import OpenWindows, StreamsState
 from penstock.services import service_lifecycle
-from penstock.services.aggregator.application_view import (
-    COMPACTION_PARTITION,
-    INCOMPLETE,
-    ApplicationView,
-    instance_tokens,
-)
+from penstock.services.aggregator.application_view import COMPACTION_PARTITION, INCOMPLETE, ApplicationView
 from penstock.services.aggregator.compaction_lag import CompactionLagWatch
 from penstock.services.aggregator.compaction_supervisor import SCHEDULE_NAME, CompactionSupervisor
 from penstock.services.aggregator.continuations import open_window_pages, page_with_continuation, row_pages
@@ -79,7 +74,7 @@ class Aggregator:
         replicas = streams.replication_factor
         self._instances = InstanceRegistry(settings.kafka, streams.instances_topic, replicas, self.registration)
         known = self._instances.instances
-        tokens = instance_tokens(settings)
+        tokens = settings.tokens_by_scope()
         self._application_view = ApplicationView(
             self, known, queries, tokens, self._registry, lambda: self._instances.failed
         )

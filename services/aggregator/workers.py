@@ -35,7 +35,6 @@ from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.reverse_proxy import STREAMS_PATHS, Upstream, UpstreamResponse, forward_router
 from penstock.api.http.server import HttpServer
 from penstock.api.http.status_codes import SERVICE_UNAVAILABLE
-from penstock.services.aggregator.application_view import instance_tokens
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.supervision import keep_running
 from penstock.shared.common import metrics
@@ -192,7 +191,7 @@ class WorkerSupervisor:
         self._settings = settings
         self._arguments = list(arguments)
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
-        tokens: dict[Any, str] = {**instance_tokens(settings)}
+        tokens: dict[Any, str] = {**settings.tokens_by_scope()}
         queries = settings.queries
         forward_ms = max(queries.changelog_timeout_ms, queries.timeout_ms) + FORWARD_RESERVE_MS
         numbers = range(1, settings.workers + 1)

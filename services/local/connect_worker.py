@@ -14,6 +14,7 @@ from penstock.services.connect.daemon import ConnectDaemon
 from penstock.services.connect.worker_command_line import CommandLine
 from penstock.services.local.ports import address_text
 from penstock.services.local.settings import ConnectWorkerSettings
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.allowed_files import FILES_ALLOWED
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.runtime.plugins import Plugins
@@ -27,11 +28,19 @@ STRING_CONVERTER = "org.apache.kafka.connect.storage.StringConverter"
 def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
     """Return the properties of the Connect worker, by Kafka Connect's names.
 
+    If the settings have credentials, its REST needs the token of the scope admin. Raises ConfigError if no credential
+    has that scope.
+
     >>> worker_properties(ConnectWorkerSettings(connect={"group.id": "mine"}))["group.id"]
     'mine'
     """
     http = settings.http
-    token = settings.auth_token
+    token = settings.tokens_by_scope().get("admin")
+    if token is None and settings.credentials:
+        raise ConfigError(
+            "credentials: the Connect worker needs auth_token or a credential with the scope admin "
+            "(or set connect_worker=false)"
+        )
     return {
         "bootstrap.servers": settings.kafka.bootstrap_servers,
         "group.id": CLUSTER,
@@ -46,7 +55,7 @@ def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
         "listeners": f"http://{address_text(http.host, http.port)}",
         **({} if settings.connect_files is None else {FILES_ALLOWED: str(settings.connect_files)}),
         "rest.max.head.bytes": str(http.max_head_bytes),
-        **({} if token is None else {"rest.auth.token": token.get_secret_value()}),
+        **({} if token is None else {"rest.auth.token": token}),
         **settings.connect,
     }
 

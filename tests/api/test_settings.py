@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import SecretStr
 
-from penstock.api.settings import IngestSettings, TopicSettings, check_secrets, is_loopback
+from penstock.api.settings import Credential, GuardedSettings, IngestSettings, TopicSettings, check_secrets, is_loopback
 from penstock.shared.common.errors import ConfigError
 
 
@@ -47,3 +47,15 @@ def test_a_short_token_is_an_error_that_hides_it() -> None:
     with pytest.raises(ConfigError, match="at least 16 characters") as e:
         check_secrets("127.0.0.1", [SecretStr("hunter2")], insecure_no_auth=False)
     assert "hunter2" not in str(e.value)
+
+
+def test_tokens_have_the_scopes_of_their_credentials() -> None:
+    """`auth_token` permits everything, and an admin's secret may also read."""
+    assert GuardedSettings().tokens_by_scope() == {}
+    shop = Credential(secret=SecretStr("0123456789abcdef"), scopes=("ingest",))
+    ops = Credential(secret=SecretStr("fedcba9876543210"), scopes=("admin",))
+    found = GuardedSettings(credentials={"shop": shop, "ops": ops}).tokens_by_scope()
+    assert found == {"ingest": "0123456789abcdef", "admin": "fedcba9876543210", "read": "fedcba9876543210"}
+    owner = SecretStr("x" * 16)
+    found = GuardedSettings(auth_token=owner, credentials={"ops": ops}).tokens_by_scope()
+    assert found == dict.fromkeys(("ingest", "read", "admin"), "x" * 16)

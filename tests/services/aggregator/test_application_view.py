@@ -21,9 +21,9 @@ from penstock.api.settings import Credential
 from penstock.api.streams.routes import streams_router
 from penstock.api.streams.stores import stores_router
 from penstock.api.streams.task_views import OpenWindows, StreamsState
-from penstock.services.aggregator.application_view import RESPONSE_BYTES_MAX, ApplicationView, instance_tokens
+from penstock.services.aggregator.application_view import RESPONSE_BYTES_MAX, ApplicationView
 from penstock.services.aggregator.continuations import open_window_pages, page_with_continuation, row_pages
-from penstock.services.aggregator.settings import AggregatorSettings, QueriesSettings
+from penstock.services.aggregator.settings import QueriesSettings
 from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.row_positions import OpenPosition, RowOrder, RowPosition, open_order, row_order
@@ -366,19 +366,6 @@ async def test_a_compaction_is_requested_from_its_owner() -> None:
     assert await application_view(Instance("a", {0: 1}), net=net).compact() == ""
     with pytest.raises(Problem, match="no instance has it"):
         await application_view(own, net=net).compact()
-
-
-def test_tokens_have_the_scopes_of_their_credentials() -> None:
-    """The owner's token permits everything, and an administrator's token may also read."""
-    load = AggregatorSettings.load
-    arguments = ["--topology=a:b"]
-    assert instance_tokens(load(arguments, environ={})) == {}
-    assert (
-        instance_tokens(load([*arguments, "--auth-token=0123456789abcdef"], environ={}))["admin"] == "0123456789abcdef"
-    )
-    named = '{"ops": {"secret": "fedcba9876543210", "scopes": ["admin"]}}'
-    found = instance_tokens(load(arguments, environ={"PENSTOCK_CREDENTIALS": named}))
-    assert found == {"admin": "fedcba9876543210", "read": "fedcba9876543210"}
 
 
 async def test_other_instances_are_verified_by_the_configured_authority(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from pydantic import SecretStr
 from rich.console import Console
 
+from penstock.api.settings import Credential
 from penstock.services.local.broker_config import LOG_FOLDER
 from penstock.services.local.connect_worker import make_connect_worker, worker_properties
 from penstock.services.local.embedded_kafka import META_PROPERTIES, EmbeddedKafka
@@ -270,6 +271,16 @@ def test_a_connect_worker_has_the_services_settings() -> None:
     assert (found["bootstrap.servers"], found["listeners"]) == ("127.0.0.1:1", "http://127.0.0.1:2")
     assert found["connect.files.allowed"] == "/data/files"
     assert (found["rest.auth.token"], found["offset.flush.interval.ms"]) == ("0123456789abcdef", "9")
+
+
+def test_a_connect_worker_requires_the_secret_of_an_admin() -> None:
+    """With credentials and no token, REST needs the secret of one with the scope admin. Without one it is an error."""
+    shop = Credential(secret=SecretStr("0123456789abcdef"), scopes=("ingest", "read"))
+    ops = Credential(secret=SecretStr("fedcba9876543210"), scopes=("admin",))
+    settings = ConnectWorkerSettings(http=HttpSettings(host="::"), credentials={"shop": shop, "ops": ops})
+    assert worker_properties(settings)["rest.auth.token"] == "fedcba9876543210"
+    with pytest.raises(ConfigError, match=r"credentials: .* admin"):
+        worker_properties(ConnectWorkerSettings(credentials={"shop": shop}))
 
 
 @pytest.mark.parametrize("host", ["::1", "::"])
