@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 
+from pydantic import SecretStr
+
 from penstock.api.admin.routes import admin_router
 from penstock.api.console.dashboard import dashboard_router
 from penstock.api.http.app import create_app
@@ -26,7 +28,10 @@ class GatewayDaemon(OverviewDaemon, ProducerDaemon):
     """The producer service, with the admin's routes and dashboard beside its own."""
 
     def __init__(self, settings: GatewaySettings) -> None:
-        self._http = services_client(settings.services_timeout_ms, settings.auth_token)
+        tokens = settings.tokens_by_scope()
+        # Without an admin's secret no client may change anything, so the services are only read.
+        token = tokens.get("admin", tokens.get("read"))
+        self._http = services_client(settings.services_timeout_ms, None if token is None else SecretStr(token))
         self._services = settings.services
         super().__init__(settings)
 

@@ -17,6 +17,7 @@ from penstock.api.settings import Credential
 from penstock.services.local.broker_config import LOG_FOLDER
 from penstock.services.local.connect_worker import make_connect_worker, worker_properties
 from penstock.services.local.embedded_kafka import META_PROPERTIES, EmbeddedKafka
+from penstock.services.local.gateway import GatewayDaemon
 from penstock.services.local.settings import ConnectWorkerSettings, GatewaySettings, UpSettings
 from penstock.services.local.stack import KILL_GRACE_MS, SHUTDOWN_TIMEOUT_MS, ServiceSpec, Stack, failing_checks
 from penstock.services.local.topologies import sessions
@@ -281,6 +282,16 @@ def test_a_connect_worker_requires_the_secret_of_an_admin() -> None:
     assert worker_properties(settings)["rest.auth.token"] == "fedcba9876543210"
     with pytest.raises(ConfigError, match=r"credentials: .* admin"):
         worker_properties(ConnectWorkerSettings(credentials={"shop": shop}))
+
+
+async def test_the_gateway_sends_the_services_the_secret_of_an_admin() -> None:
+    """Without a token, requests to the other services have the secret of an admin, else that of a reader."""
+    shop = Credential(secret=SecretStr("0123456789abcdef"), scopes=("ingest", "read"))
+    ops = Credential(secret=SecretStr("fedcba9876543210"), scopes=("admin",))
+    for credentials, secret in [({"shop": shop, "ops": ops}, ops.secret), ({"shop": shop}, shop.secret)]:
+        gateway = GatewayDaemon(GatewaySettings(credentials=credentials))
+        assert gateway._http.headers["Authorization"] == f"Bearer {secret.get_secret_value()}"
+        await gateway.shutdown()
 
 
 @pytest.mark.parametrize("host", ["::1", "::"])
