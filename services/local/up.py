@@ -1,8 +1,8 @@
 """`penstock up`: Kafka and every service on this machine, with one HTTP address for ingest, admin and dashboard.
 
 A service that ends unexpectedly is restarted after a pause that doubles. If a service ends because of an invalid
-setting, `up` ends everything and reports the reason. The services' settings come from the environment and penstock.toml
-as usual. `up` overrides some of them, such as the addresses, the lake and the topics.
+setting, `up` ends everything and reports the reason. The services' settings come from the environment and from the
+settings file of `up`. `up` overrides some of them, such as the addresses, the lake and the topics.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common import log
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import ENV_PREFIX
-from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.common.settings import KafkaSettings, find_settings_file
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.topology_loading import load_topology
 
@@ -43,8 +43,10 @@ PROGRAM = "penstock up"
 class Up:
     """The daemon of `penstock up`: Kafka and the services; see `penstock.services.service_lifecycle`."""
 
-    def __init__(self, settings: UpSettings, console: Console | None = None) -> None:
+    def __init__(self, settings: UpSettings, console: Console | None = None, settings_file: Path | None = None) -> None:
+        """The services load their other settings from `settings_file`, by default as any command does."""
         self._settings = settings
+        self._file_variable = {} if settings_file is None else {"CONFIG": str(settings_file)}
         self._console = console or Console()
         folder = settings.data_dir.absolute()
         self._folder = folder
@@ -66,7 +68,8 @@ class Up:
             ports.require_free(settings.http.host, settings.http.port, "http.port")
         if settings.connect_worker and settings.connect_port:
             ports.require_free(settings.http.host, settings.connect_port, "connect_port")
-        own = {f"{ENV_PREFIX}{name}": value for name, value in self._aggregator_settings().items()}
+        variables = self._file_variable | self._aggregator_settings()
+        own = {f"{ENV_PREFIX}{name}": value for name, value in variables.items()}
         aggregates = AggregatorSettings.load(environ={**os.environ, **own}, program="penstock aggregator")
         topology = load_topology(settings.topology, settings.topology_options)
         topology = topology.of_application(aggregates.streams.application_id)
@@ -136,6 +139,7 @@ class Up:
     ) -> ServiceSpec:
         http = self._settings.http
         settings = {
+            **self._file_variable,
             "KAFKA__BOOTSTRAP_SERVERS": self._broker.bootstrap_servers,
             "HTTP__FORWARDED_ALLOW_IPS": msgspec.json.encode(http.forwarded_allow_ips).decode(),
             "HTTP__MAX_HEAD_BYTES": str(http.max_head_bytes),
@@ -284,4 +288,9 @@ def stop_timeout_ms(settings: UpSettings) -> int:
 
 def main(arguments: list[str]) -> int:
     """Run `penstock up` until Ctrl-C or SIGTERM. Returns the exit status."""
-    return service_lifecycle.serve(PROGRAM, UpSettings, Up, arguments, limit_ms=stop_timeout_ms)
+
+    def make_up(settings: UpSettings) -> Up:
+        _, settings_file = find_settings_file(arguments, os.environ)
+        return Up(settings, settings_file=settings_file)
+
+    return service_lifecycle.serve(PROGRAM, UpSettings, make_up, arguments, limit_ms=stop_timeout_ms)

@@ -259,7 +259,7 @@ class CommandSettings(BaseSettings):
         setting, reason, flag and environment variable. `--help` prints every setting and exits.
         """
         environ = os.environ if environ is None else environ
-        arguments, file = _config_file(arguments, environ)
+        arguments, file = find_settings_file(arguments, environ)
         in_file = _read_toml(file) if file else {}
         unknown = unknown_variables(cls, environ) + [f"{file}: {message}" for message in unknown_keys(cls, in_file)]
         if unknown:
@@ -339,7 +339,8 @@ class _Environment(EnvSettingsSource):
         return {name.lower(): value for name, value in self._environ.items()}
 
 
-def _config_file(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], Path | None]:
+def find_settings_file(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], Path | None]:
+    """Return the arguments without `--config`, and the path of the settings file, None if there is none."""
     rest = []
     named = environ.get(f"{ENV_PREFIX}CONFIG")
     iterator = iter(arguments)

@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from rich.console import Console
 
 from penstock.api.settings import Credential
+from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.local.broker_config import LOG_FOLDER
 from penstock.services.local.connect_worker import make_connect_worker, worker_properties
 from penstock.services.local.embedded_kafka import META_PROPERTIES, EmbeddedKafka
@@ -104,6 +105,26 @@ def test_an_invalid_setting_of_the_aggregator_is_an_error_before_kafka_is_starte
     (line,) = capfd.readouterr().err.splitlines()
     assert "compaction.interval_ms" in line
     assert not (tmp_path / "data").exists()
+
+
+def test_the_settings_file_of_up_has_the_settings_of_the_aggregator_too(capfd: pytest.CaptureFixture[str]) -> None:
+    """An invalid setting of the aggregator in the file of `--config` ends with status 2 and its name."""
+    Path("mine.toml").write_text('[compaction]\ninterval_ms = "soon"\n')
+    # The topic alone is an error too, so Kafka is not started in any case.
+    free = ["--http.port=0", "--connect-port=0", "--topic=clicks", "--data-dir=data", "--log.format=json"]
+    assert main(["--config", "mine.toml", *free]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "compaction.interval_ms" in line
+
+
+def test_services_read_the_settings_file_of_up() -> None:
+    """A service of `up` loads its settings from the file of `--config`."""
+    Path("mine.toml").write_text('[streams]\napplication_id = "mine"\n')
+    up = Up(UpSettings(), settings_file=Path("mine.toml"))
+    up._broker = RunningBroker()  # type: ignore[assignment]
+    spec = up._service_spec("aggregator", up._aggregator_settings())
+    environ = {f"{ENV_PREFIX}{name}": value for name, value in spec.settings.items()}
+    assert AggregatorSettings.load(environ=environ).streams.application_id == "mine"
 
 
 class Started(Exception):
