@@ -319,6 +319,9 @@ class HttpSourceTask(SourceTask):
             found = pointed(decode_json(response.content), self._values["records.pointer"])
         except (InvalidJson, DataError) as e:
             raise ConnectError(f"the response does not match the settings: {e}") from e
+        if found is None:
+            # Some servers write an empty array as null, as Go does for a nil slice.
+            found = []
         records = []
         for item in found if isinstance(found, list) else [found]:
             if (pointer := self._values["http.offset.pointer"]) and not self._advance_offset(
@@ -369,7 +372,8 @@ class HttpSourceConnector(SourceConnector):
                     "Interval between requests. After a response that moves the offset, the next one follows at once.",
                     at_least(1))
             .define("records.pointer", Type.STRING, "", MEDIUM,
-                    "JSON pointer to the array of records in the response. Empty: the whole response.",
+                    "JSON pointer to the array of records in the response. Empty: the whole response. If its value is "
+                    "null, there are no records.",
                     _validate_json_pointer)
             .define("key.pointer", Type.STRING, "", MEDIUM, "JSON pointer to the key within a record. Empty: no key.",
                     _validate_json_pointer)

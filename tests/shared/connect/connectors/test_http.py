@@ -154,6 +154,15 @@ def test_a_response_that_is_not_json_is_an_error(body: bytes) -> None:
         task._records_of_response(httpx.Response(200, content=body))
 
 
+@pytest.mark.parametrize("offset_pointer", ["", "/id"])
+def test_null_in_place_of_the_records_is_no_record(offset_pointer: str) -> None:
+    """A server may write an array without elements as null."""
+    task = HttpSourceTask()
+    task._values = {"records.pointer": "/items", "http.offset.pointer": offset_pointer, "key.pointer": "", "topic": "t"}
+    task._partition, task._offset, task._written_now = {}, "0", set()
+    assert task._records_of_response(httpx.Response(200, content=b'{"items":null}')) == []
+
+
 async def test_an_address_is_polled_page_by_page() -> None:
     """The source's next request contains the offset of the last record, also after a failure,
     and the offset is stored.
