@@ -523,6 +523,9 @@ class Stream(Generic[K, V]):
 
         The values may have different types. Then a repartition topic, a join with a stream or a table, or any
         aggregation but `Count` raises ConfigError, until `map_values` gives all values one type.
+
+        If one of the streams has results of `on_update`, `to()` writes the whole window as the key of all windowed
+        results.
         """
         require_same_builder("merge", self._builder, other._builder)
         if self._traits.key != other._traits.key:
@@ -536,6 +539,8 @@ class Stream(Generic[K, V]):
             mixed += (value_type_name(own.value), value_type_name(its.value))
         traits = replace(
             own,
+            # A retraction under the source key would delete the other stream's result.
+            encode=encode_updates if encode_updates in (own.encode, its.encode) else own.encode,
             is_rekeyed=own.is_rekeyed or its.is_rekeyed,
             # With different names, the topic is named as without a name.
             rekeyed_by=own.rekeyed_by if own.rekeyed_by == its.rekeyed_by else None,

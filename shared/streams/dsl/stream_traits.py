@@ -13,7 +13,8 @@ from penstock.shared.streams.topology import Encoder, KeyType, SourceNode
 class StreamTraits:
     """The traits of a stream's records.
 
-    Of merged streams, `source`, `value`, `encode`, `window_key` and `origin` are those of the first stream.
+    Of merged streams, `source`, `value`, `window_key` and `origin` are those of the first stream. `encode` is
+    `encode_updates` if it is that of one of them.
     """
 
     source: SourceNode

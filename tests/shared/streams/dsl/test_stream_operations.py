@@ -265,6 +265,21 @@ def test_on_update_uses_window_keys_also_downstream() -> None:
     assert [(r.key, r.value) for r in driver.read("own")] == [(b"mine", None)]
 
 
+@pytest.mark.parametrize("updates_first", [True, False])
+def test_updates_that_are_merged_keep_their_window_keys(updates_first: bool) -> None:
+    """If one of two merged streams has updates, both write the window as key, so a retraction deletes only its own."""
+    builder = StreamsBuilder()
+    grouped = builder.stream("in").group_by_key()
+    closed = grouped.tumbling_window(10).aggregate("w", n=Count()).on_close()
+    updates = grouped.session_window(10).aggregate("s", n=Count()).on_update()
+    (updates.merge(closed) if updates_first else closed.merge(updates)).to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for at in (5, 9, 12):
+        driver.pipe("in", key=b"k", value=b"{}", timestamp=at)
+    windows = [(0, 10), (5, 5), (5, 9), (5, 12)]
+    assert {r.key for r in driver.read("out")} == {b'{"key":"k","start":%d,"end":%d}' % window for window in windows}
+
+
 # --- what the schema says ---
 
 
