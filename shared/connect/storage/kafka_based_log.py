@@ -22,6 +22,7 @@ from penstock.shared.common.errors import (
     ConfigError,
     IllegalState,
     KafkaTimeout,
+    PenstockError,
     RetriableError,
     UnknownTopicOrPartition,
 )
@@ -136,7 +137,7 @@ class KafkaBasedLog:
         """Wait until `on_record` was called for all current records, and all open transactions have ended.
 
         Raises KafkaTimeout after `timeout_ms`, IllegalState if the log is stopped, and any error of the admin client.
-        If an error has ended the reading of the topic, raises that error.
+        While the topic cannot be read because of an error that is not retriable, raises that error.
         """
         deadline_s = _deadline_s(timeout_ms)
         # Over the admin's connection: on the consumer's own, a lookup waits behind a fetch for new records.
@@ -208,18 +209,14 @@ class KafkaBasedLog:
 
     async def _poll_topic_forever(self) -> None:
         assert self._consumer is not None
-        while True:
-            try:
+        try:
+            while True:
                 await self._poll_topic(self._consumer)
-            except RetriableError as e:
-                log.warning("a topic cannot be read and is retried", topic=self._topic.name, reason=str(e))
-                await asyncio.sleep(RETRY_MS / 1000)
-            except Exception as e:
-                # `read_to_end` raises the error for callers that wait now and for later ones.
-                log.error("a topic cannot be read any more", topic=self._topic.name, reason=f"{type(e).__name__}: {e}")
-                self._broken = e
-                await self._notify_waiting()
-                return
+        except Exception as e:
+            # `read_to_end` raises the error for callers that wait now and for later ones.
+            log.error("a topic cannot be read any more", topic=self._topic.name, reason=f"{type(e).__name__}: {e}")
+            self._broken = e
+            await self._notify_waiting()
 
     async def _notify_waiting(self) -> None:
         async with self._moved:
@@ -227,7 +224,17 @@ class KafkaBasedLog:
 
     async def _poll_topic(self, consumer: Consumer) -> None:
         started_ms = SYSTEM_CLOCK.monotonic_ms()
-        polled = await consumer.poll(WAITED_FOR_POLL_MS if self._waiting else POLL_MS)
+        try:
+            polled = await consumer.poll(WAITED_FOR_POLL_MS if self._waiting else POLL_MS)
+        # As in Kafka Connect, any error of the consumer is retried: a missing right may be granted again.
+        except PenstockError as e:
+            log.warning("a topic cannot be read and is retried", topic=self._topic.name, reason=str(e))
+            if not isinstance(e, RetriableError):
+                self._broken = e
+                await self._notify_waiting()
+            await asyncio.sleep(RETRY_MS / 1000)
+            return
+        self._broken = None
         for columns in polled.values():
             for record in columns.records():
                 self._on_record(record)

@@ -12,9 +12,10 @@ import pytest
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.errors import IllegalState, KafkaTimeout
+from penstock.shared.common.errors import AuthorizationFailed, IllegalState, KafkaTimeout
 from penstock.shared.common.records import ConsumerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.storage import kafka_based_log
 from penstock.shared.connect.storage.kafka_based_log import KafkaBasedLog, LogTopic
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 from tests import virtual_time
@@ -119,6 +120,25 @@ async def test_an_error_of_the_callback_reaches_every_caller() -> None:
         for _ in range(2):
             with pytest.raises(ValueError, match="ill"):
                 await log.read_past([written])
+
+
+async def test_a_topic_is_followed_again_once_it_may_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the right to read is missing, callers get the error. Afterwards the topic is followed as before."""
+    monkeypatch.setattr(kafka_based_log, "RETRY_MS", 0)
+    read = asyncio.Event()
+    async with FakeCluster() as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Admin(kafka) as admin, Producer(kafka) as producer:
+            log = KafkaBasedLog(kafka, admin, producer, LogTopic("t", 1), lambda _record: read.set())
+            await log.start()
+            with cluster.control(Api.FETCH, Fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED)):
+                written = await log.send(b"a", b"1")
+                with pytest.raises(AuthorizationFailed):
+                    await log.read_past([written])
+            async with asyncio.timeout(10):
+                await read.wait()
+            await log.read_past([written])
+            await log.stop()
 
 
 async def test_a_stop_ends_waiting_calls() -> None:
