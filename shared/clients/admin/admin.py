@@ -144,12 +144,17 @@ class Admin:
     ) -> None:
         """Create topics, and wait until every broker that can be reached knows the leader of each partition.
 
-        Raises TopicAlreadyExists (unless `exist_ok`, which leaves an existing topic as it is), InvalidTopic,
-        InvalidRequest (partitions, replication factor, configs: with the broker's message).
+        Raises TopicAlreadyExists (unless `exist_ok`, which leaves an existing topic as it is, and needs no right to
+        create it), InvalidTopic, InvalidRequest (partitions, replication factor, configs: with the broker's message).
         """
         wanted = list(topics)
         if not wanted:
             return
+        missing = [t.name for t in wanted]
+        if exist_ok:
+            # Looked up first, as in Kafka Streams: a broker checks the right to create a topic before it looks for it.
+            found = {t.name for t in (await self._fetch_metadata(missing, timeout_ms)).topics if not t.error_code}
+            missing = [name for name in missing if name not in found]
         rows = {t.name: _new_topic_row(t) for t in wanted}
         broker_limit_ms = self._connection.settings.request_timeout_ms
 
@@ -160,7 +165,7 @@ class Admin:
             return True
 
         existing = await self._change_topics(
-            [t.name for t in wanted],
+            missing,
             lambda names: requests.CREATE_TOPICS([rows[name] for name in names], broker_limit_ms, False),
             TopicAlreadyExists,
             "create topics",
@@ -187,6 +192,8 @@ class Admin:
         An error of the class `no_change` says that a topic already is as requested. Such errors are returned, not
         raised. They are ignored for topics that an earlier attempt may have changed.
         """
+        if not names:
+            return []
         pending = names
         maybe_changed: set[str] = set()
         unchanged: list[PenstockError] = []

@@ -88,9 +88,7 @@ class ErrorReporters:
             return
         async with self._admin:
             topic = NewTopic(self._settings.dead_letter_topic, 1, self._settings.dead_letter_replication_factor)
-            # Looked up first, as in DeadLetterQueueReporter: an existing topic then needs no right to create topics.
-            if topic.name not in await self._admin.list_topics(internal=True):
-                await self._admin.create_topics([topic], exist_ok=True)
+            await self._admin.create_topics([topic], exist_ok=True)
         await self._producer.start()
 
     async def report(self, record: ConsumerRecord | SourceRecord, failure: Failure) -> None:

@@ -168,9 +168,7 @@ class KafkaBasedLog:
         topic = self._topic
         configs = {"cleanup.policy": "compact", **topic.configs}
         wanted = NewTopic(topic.name, topic.partitions, topic.replication_factor, configs)
-        known = await self._admin.list_topics(internal=True)
-        if topic.name not in known:
-            await self._admin.create_topics([wanted], exist_ok=True)
+        await self._admin.create_topics([wanted], exist_ok=True)
         policy, found = await self._describe_topic()
         # As in TopicAdmin.verifyTopicCleanupPolicyOnlyCompact: with `delete`, Kafka would remove live records. A policy
         # that this principal may not read counts as compact.

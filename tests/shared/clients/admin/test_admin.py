@@ -14,6 +14,7 @@ from penstock.shared.clients.admin.types import MemberDescription, OffsetChange,
 from penstock.shared.clients.connection.connection import UNKNOWN_TOPIC_GRACE_MS, Connection
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.errors import (
+    AuthorizationFailed,
     GroupNotFound,
     InvalidRequest,
     KafkaTimeout,
@@ -225,6 +226,16 @@ async def test_a_retry_reports_a_topic_that_existed_before(failure: str) -> None
         cluster.control(Api.CREATE_TOPICS, NOT_CREATED[failure], times=1)
         with pytest.raises(TopicAlreadyExists, match="topic a"):
             await admin.create_topics([NewTopic("a", 1)])
+
+
+async def test_an_existing_topic_needs_no_right_to_create_it() -> None:
+    """With `exist_ok`, only missing topics are requested: a broker rejects the others too if the right is missing."""
+    async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        cluster.create_topic("a", partitions=1)
+        cluster.control(Api.CREATE_TOPICS, Fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+        await admin.create_topics([NewTopic("a", 1)], exist_ok=True)
+        with pytest.raises(AuthorizationFailed, match="topic b"):
+            await admin.create_topics([NewTopic("a", 1), NewTopic("b", 1)], exist_ok=True)
 
 
 async def test_a_failed_look_up_of_the_controller_creates_nothing() -> None:
