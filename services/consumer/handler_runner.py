@@ -26,7 +26,7 @@ from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import GIVE_UP_RESERVE_MS, ConsumerServiceSettings
 from penstock.services.consumer.transactor import OutputTransactor
 from penstock.services.first_connection import first_connection
-from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.admin import DEFAULT_MAX_MESSAGE_BYTES, Admin, NewTopic, describe_configs_if_authorized
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
@@ -165,15 +165,19 @@ class HandlerRunner:
 
 
 async def _create_dead_letter_topics(admin: Admin, dead_letter_topics: Mapping[str, str]) -> int:
-    """Create the missing dead-letter topics of these source topics. Returns the largest `max.message.bytes`."""
+    """Create the missing dead-letter topics of these source topics. Returns the largest `max.message.bytes`.
+
+    A source topic whose configs may not be read counts as one with Kafka's default of `max.message.bytes`.
+    """
     # Several source topics may have the same dead-letter topic. A dead letter of every record of each of them fits.
     partitions: dict[str, int] = defaultdict(int)
     widths: dict[str, int] = defaultdict(int)
     for source, target in dead_letter_topics.items():
         description = (await admin.describe_topics([source]))[source]
-        configs = await admin.describe_configs(source)
+        configs = await describe_configs_if_authorized(admin, source)
+        record_bytes_max = int(configs.get("max.message.bytes") or DEFAULT_MAX_MESSAGE_BYTES)
         partitions[target] = max(partitions[target], len(description.partitions))
-        widths[target] = max(widths[target], int(configs["max.message.bytes"] or 0) + DEAD_LETTER_HEADROOM_BYTES)
+        widths[target] = max(widths[target], record_bytes_max + DEAD_LETTER_HEADROOM_BYTES)
     topics = [
         NewTopic(target, partitions[target], configs={"retention.ms": "-1", "max.message.bytes": str(width)})
         for target, width in widths.items()

@@ -1,7 +1,8 @@
 """Administration: `Admin`, its arguments and its results."""
 
-from penstock.shared.clients.admin.admin import Admin, ShiftBy
+from penstock.shared.clients.admin.admin import Admin, ShiftBy, describe_configs_if_authorized
 from penstock.shared.clients.admin.types import (
+    DEFAULT_MAX_MESSAGE_BYTES,
     ClusterDescription,
     ConfigEntry,
     ConfigSynonym,
@@ -16,6 +17,7 @@ from penstock.shared.clients.admin.types import (
 )
 
 __all__ = [
+    "DEFAULT_MAX_MESSAGE_BYTES",
     "Admin",
     "ClusterDescription",
     "ConfigEntry",
@@ -28,5 +30,6 @@ __all__ = [
     "PartitionLag",
     "ShiftBy",
     "TopicDescription",
+    "describe_configs_if_authorized",
     "event_time_topic",
 ]

@@ -60,8 +60,11 @@ from penstock.shared.common.errors import (
     UnknownMember,
     UnknownTopicOrPartition,
 )
+from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+
+log = get_logger(__name__)
 
 DEFAULT_TIMEOUT_MS = 60_000
 """Kafka's `default.api.timeout.ms`: how long one call may take, retries included."""
@@ -787,6 +790,15 @@ class Admin:
         members = (await self.describe_group(group_id, timeout_ms=timeout_ms)).members
         if members:
             raise GroupNotEmpty(f"group {group_id} has {len(members)} members: {'; '.join(map(str, members))}")
+
+
+async def describe_configs_if_authorized(admin: Admin, topic: str) -> dict[str, str | None]:
+    """Return every config of a topic, or {} if this principal lacks the right DESCRIBE_CONFIGS."""
+    try:
+        return await admin.describe_configs(topic)
+    except AuthorizationFailed as e:
+        log.warning("the configs of a topic cannot be read", topic=topic, reason=str(e))
+        return {}
 
 
 def _new_topic_row(topic: NewTopic) -> Any:

@@ -25,6 +25,9 @@ CONFIG_SOURCES: Mapping[int, str] = {
 }
 """The sources of a config's value, by Kafka's numbers (ConfigSource in DescribeConfigsResponse)."""
 
+DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
+"""Kafka's default of the config `max.message.bytes` of topics."""
+
 UNLIMITED_TIMESTAMPS: Mapping[str, str] = {
     # The broker rejects a whole batch if one record's timestamp is further behind or ahead than these (KIP-937).
     "message.timestamp.before.max.ms": str(INT64_MAX),

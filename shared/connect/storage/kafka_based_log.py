@@ -12,13 +12,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.admin import Admin, NewTopic, describe_configs_if_authorized
 from penstock.shared.clients.admin.admin import OffsetSpec
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
-    AuthorizationFailed,
     ConfigError,
     IllegalState,
     KafkaTimeout,
@@ -189,7 +188,7 @@ class KafkaBasedLog:
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + TOPIC_KNOWN_MS
         while True:
             try:
-                policy = await self._cleanup_policy()
+                policy = (await describe_configs_if_authorized(self._admin, name)).get("cleanup.policy")
                 partitions = (await self._admin.describe_topics([name]))[name].partitions
             except UnknownTopicOrPartition:
                 if SYSTEM_CLOCK.monotonic_ms() >= deadline_ms:
@@ -197,13 +196,6 @@ class KafkaBasedLog:
                 await asyncio.sleep(WAITED_FOR_POLL_MS / 1000)
             else:
                 return policy, [p.partition for p in partitions]
-
-    async def _cleanup_policy(self) -> str | None:
-        try:
-            return (await self._admin.describe_configs(self._topic.name)).get("cleanup.policy")
-        except AuthorizationFailed as e:
-            log.warning("cleanup.policy cannot be checked", topic=self._topic.name, reason=str(e))
-            return None
 
     async def _poll_topic_forever(self) -> None:
         assert self._consumer is not None

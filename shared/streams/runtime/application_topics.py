@@ -10,7 +10,13 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.shared.clients.admin import Admin, NewTopic, event_time_topic
+from penstock.shared.clients.admin import (
+    DEFAULT_MAX_MESSAGE_BYTES,
+    Admin,
+    NewTopic,
+    describe_configs_if_authorized,
+    event_time_topic,
+)
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import ConfigError, UnknownTopicOrPartition
 from penstock.shared.common.log import get_logger
@@ -60,7 +66,8 @@ async def prepare_topics(
 
     Raises ConfigError if the assignor does not suit several source topics (counting repartition topics), if the source
     topics, repartition topics and changelog differ in their number of partitions, or if an existing changelog's
-    settings let Kafka delete its records.
+    settings let Kafka delete its records. Raises AuthorizationFailed if the changelog's settings may not be read. A
+    source topic whose settings may not be read counts as one with Kafka's default of `max.message.bytes`.
     """
     require_assignor_of_source_topics(settings.partition_assignment_strategy, topology.source_topics())
     internal = topology.internal_topics()
@@ -105,7 +112,7 @@ async def prepare_topics(
         for name in written:
             # A dead letter's timestamp is that of its writing, so a retention deletes it by age, as intended.
             if name not in dead_letters:
-                warn_of_retention(name, await admin.describe_configs(name))
+                warn_of_retention(name, await describe_configs_if_authorized(admin, name))
     return PreparedTopics(partitions, rejected_bytes_max)
 
 
@@ -117,7 +124,8 @@ async def _common_partitions(admin: Admin, topics: Sequence[str]) -> int:
 
 async def _rejected_bytes_max(admin: Admin, sources: Sequence[str]) -> int:
     """Return the bytes of the largest possible dead letter or late record: a source record with headers."""
-    limits = [int((await admin.describe_configs(name)).get("max.message.bytes") or 0) for name in sources]
+    configs = [await describe_configs_if_authorized(admin, name) for name in sources]
+    limits = [int(each.get("max.message.bytes") or DEFAULT_MAX_MESSAGE_BYTES) for each in configs]
     return max(limits) + DEAD_LETTER_OVERHEAD_MAX
 
 

@@ -13,7 +13,7 @@ from penstock.services.consumer.daemon import ConsumerDaemon
 from penstock.services.consumer.handler_runner import DEAD_LETTER_HEADROOM_BYTES
 from penstock.services.consumer.progress_watch import ProgressWatch
 from penstock.services.consumer.settings import ConsumerServiceSettings
-from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.admin import DEFAULT_MAX_MESSAGE_BYTES, Admin
 from penstock.shared.clients.consumer import ReadingSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings, KafkaSettings
@@ -110,6 +110,19 @@ async def test_a_shared_dead_letter_topic_is_as_large_as_its_largest_source(argu
             assert len((await admin.describe_topics(["all-dlq"]))["all-dlq"].partitions) == 3
             configs = await admin.describe_configs("all-dlq")
             assert configs["max.message.bytes"] == str(10_000_000 + DEAD_LETTER_HEADROOM_BYTES)
+
+
+async def test_the_configs_of_a_source_topic_need_not_be_readable(arguments: list[str]) -> None:
+    """Its records then count as large as Kafka's default allows."""
+    async with FakeCluster() as cluster:
+        cluster.create_topic("clicks", configs={"max.message.bytes": "1000"})
+        with cluster.control(Api.DESCRIBE_CONFIGS, Fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED)):
+            async with running(cluster, arguments) as daemon:
+                while not daemon.check().ok:  # noqa: ASYNC110 - the daemon is another task
+                    await asyncio.sleep(0)
+        async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+            configs = await admin.describe_configs("clicks-dlq")
+            assert configs["max.message.bytes"] == str(DEFAULT_MAX_MESSAGE_BYTES + DEAD_LETTER_HEADROOM_BYTES)
 
 
 A, B = "t-0", "t-1"

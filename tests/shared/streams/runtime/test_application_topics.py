@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.admin import DEFAULT_MAX_MESSAGE_BYTES, Admin, NewTopic
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, GroupMember
 from penstock.shared.clients.protocol.consumer_protocol import Subscription
 from penstock.shared.common import log
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import ConfigError, UnknownTopicOrPartition
+from penstock.shared.common.errors import AuthorizationFailed, ConfigError, UnknownTopicOrPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
@@ -29,7 +29,7 @@ from penstock.shared.streams.runtime.application_topics import (
     warn_of_retention,
 )
 from penstock.shared.streams.settings import DEAD_LETTER_OVERHEAD_MAX, StreamsSettings
-from penstock.shared.testing.fake_broker import FakeCluster
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Request
 from penstock.shared.testing.manual_clock import ManualClock
 
 
@@ -75,6 +75,31 @@ async def test_a_late_topic_that_nothing_writes_to_is_waited_for(monkeypatch: py
         cluster.create_topic("orders", 1)
         with pytest.raises(UnknownTopicOrPartition, match="clicks-late"):
             await prepare_topics(kafka, settings, builder.build(), clock, lambda _: clock.advance(2))
+
+
+async def test_configs_of_source_and_output_topics_need_not_be_readable() -> None:
+    """A source whose configs may not be read counts as one with Kafka's default of `max.message.bytes`.
+
+    The changelog's configs must be readable: they could let Kafka delete state.
+    """
+    builder = StreamsBuilder()
+    builder.stream("in").to("out")
+    settings = StreamsSettings(application_id="app", topic_wait_ms=1)
+    unreadable = {"in", "out"}
+
+    def reject(request: Request) -> Fail | None:
+        names = {resource.resource_name for resource in request.body.resources}
+        return Fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED) if names & unreadable else None
+
+    async with FakeCluster() as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        cluster.create_topic("in", configs={"max.message.bytes": "1000"})
+        cluster.control(Api.DESCRIBE_CONFIGS, reject)
+        topics = await prepare_topics(kafka, settings, builder.build(), SYSTEM_CLOCK)
+        assert topics.rejected_bytes_max == DEFAULT_MAX_MESSAGE_BYTES + DEAD_LETTER_OVERHEAD_MAX
+        unreadable.add("app-changelog")
+        with pytest.raises(AuthorizationFailed, match="app-changelog"):
+            await prepare_topics(kafka, settings, builder.build(), SYSTEM_CLOCK)
 
 
 WANTED = NewTopic("app-changelog", 4, -1, CHANGELOG_CONFIGS)
