@@ -143,7 +143,7 @@ class StreamWorker(RebalanceListener):
         """Wait for the topics that the topology only reads, create its others, load global tables, and join the group.
 
         Raises UnknownTopicOrPartition with the topics that did not appear in time, ConfigError if the topics or the
-        state directory are unsuitable, and KafkaTimeout if a global table cannot be loaded.
+        state directory are unsuitable, and KafkaTimeout or OffsetOutOfRange if a global table cannot be loaded.
         """
         self._task_factory.startup()
         # Compiling may take some seconds, in which a member of the group could miss heartbeats.
@@ -161,6 +161,8 @@ class StreamWorker(RebalanceListener):
 
         `now_ms` is this turn's wall-clock time in ms since the epoch, by default the clock's. The call may be cancelled
         at any moment: a commit in progress continues, and `shutdown` can still commit.
+
+        Raises OffsetOutOfRange if a global table must be loaded again.
         """
         # 1. Fetch. The group's callbacks, such as `on_partitions_revoked`, are called in here.
         batches = await self._poll_records()
