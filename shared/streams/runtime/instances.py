@@ -197,8 +197,8 @@ def partition_owners(instances: Instances, url: str, own: Registration) -> Parti
 class InstanceRegistry:
     """Registers this instance's partitions in the topic, and reads the registrations of all instances.
 
-    The worker does not depend on it. If Kafka cannot be reached, it tries again. After any other error, such as a
-    missing permission, it logs the error and neither registers nor reads any more.
+    The worker does not depend on it. After an error of Kafka it logs the error and tries again: after RETRY_MS if Kafka
+    cannot be reached, and after REGISTER_MS if a retry may not help, as without a right.
     """
 
     def __init__(
@@ -238,8 +238,7 @@ class InstanceRegistry:
             except PenstockError as e:
                 log.error("other instances are not known", topic=self._new.name, reason=str(e))
                 self.failed = str(e)
-                # Not an end: the worker does not depend on it, and the caller cancels this at shutdown.
-                await asyncio.Event().wait()
+                await asyncio.sleep(REGISTER_MS / 1000)
 
     async def _run_once(self) -> None:
         async with Admin(self._kafka) as admin:

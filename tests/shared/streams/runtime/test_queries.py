@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.common.errors import ConfigError, DeliveryTimeout
+from penstock.shared.common.errors import AuthorizationFailed, ConfigError, DeliveryTimeout, PenstockError
 from penstock.shared.common.row_positions import RowPosition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
@@ -17,6 +17,7 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder, WindowedGroup
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.runtime.instances import (
     FORGET_MS,
+    REGISTER_MS,
     RETRY_MS,
     Claim,
     InstanceRegistry,
@@ -408,26 +409,38 @@ def test_a_killed_instances_record_is_removed_once_others_have_its_partitions() 
     assert "http://b" in repr(made)
 
 
-class Unreachable(InstanceRegistry):
-    """A registry whose first record is not acknowledged in time."""
+class Failing(InstanceRegistry):
+    """A registry whose first attempt fails with an error."""
 
     tries = 0
+    error: PenstockError
 
     async def _run_once(self) -> None:
         self.tries += 1
         if self.tries == 1:
-            raise DeliveryTimeout("not acknowledged within 120000 ms")
+            raise self.error
         await asyncio.Event().wait()
 
 
-def test_a_registration_that_was_not_acknowledged_is_tried_again() -> None:
-    """A registration that expires in a long outage is sent again after a wait."""
+@pytest.mark.parametrize(
+    ("error", "wait_ms"),
+    [
+        (DeliveryTimeout("not acknowledged within 120000 ms"), RETRY_MS),
+        (AuthorizationFailed("topic app-instances"), REGISTER_MS),
+    ],
+)
+def test_a_failed_registration_is_tried_again(error: PenstockError, wait_ms: int) -> None:
+    """A registration that fails in a long outage, or for lack of a right, is sent again after a wait."""
 
-    async def outage() -> int:
-        registry = Unreachable(KafkaSettings(), "app-instances", 1, lambda: Registration("a"))
+    async def outage() -> list[int]:
+        registry = Failing(KafkaSettings(), "app-instances", 1, lambda: Registration("a"))
+        registry.error = error
         running = asyncio.create_task(registry.run(A))
-        await virtual_time.let_pass(2 * RETRY_MS / 1000)
+        tries = []
+        for _ in range(2):
+            await virtual_time.let_pass(0.75 * wait_ms / 1000)
+            tries.append(registry.tries)
         running.cancel()
-        return registry.tries
+        return tries
 
-    assert virtual_time.run(outage()) == 2
+    assert virtual_time.run(outage()) == [1, 2]
