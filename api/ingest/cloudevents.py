@@ -122,7 +122,7 @@ def cloudevent_from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:
         if name == "content-type":
             content_type = value.encode("latin-1").decode(errors="replace")
         elif name.startswith(HTTP_PREFIX):
-            attributes[name.removeprefix(HTTP_PREFIX)] = _percent_decode_header(name, value)
+            attributes[name.removeprefix(HTTP_PREFIX)] = _decode_header(name, value)
     if reserved := attributes.keys() & {"data", "data_base64", "datacontenttype"}:
         message = f"the header {HTTP_PREFIX}{min(reserved)} is not an attribute: the body is the data, and the header"
         raise EventRejected(INVALID_CLOUDEVENT, f"{message} Content-Type is its datacontenttype")
@@ -247,8 +247,11 @@ def _replace_record_value(record: ProducerRecord, value: bytes | None) -> Produc
     return ProducerRecord(record.topic, value, record.key, record.headers, None, record.timestamp)
 
 
-def _percent_decode_header(name: str, value: str) -> str:
-    """Return a header's value, percent-decoded; each character stands for one received byte."""
+def _decode_header(name: str, value: str) -> str:
+    """Return a header's value, unquoted and percent-decoded; each character stands for one received byte."""
+    # Senders of older versions quote a value with spaces (HTTP binding, section 3.1.3.2).
+    if len(value) > 1 and value[0] == value[-1] == '"':
+        value = re.sub(r"\\(.)", r"\1", value[1:-1])
     try:
         return unquote_to_bytes(value.encode("latin-1")).decode()
     except UnicodeDecodeError:

@@ -355,6 +355,20 @@ def test_a_missing_or_invalid_attribute_is_named(headers: dict[str, str], what: 
         cloudevent_from_headers(headers.items())
 
 
+def test_attributes_in_double_quotes_are_unquoted() -> None:
+    """A quoted value is unescaped first, then percent-decoded. A quote that is part of the value is percent-encoded."""
+    base = [("ce-specversion", '"1.0"'), ("ce-id", "7"), ("ce-source", "/s"), ("ce-type", "t")]
+    for subject, value in (
+        (r'"a \"b\" \\ %C3%AB"', r'a "b" \ ë'),
+        ("%22a%22", '"a"'),
+        ('"', '"'),
+        ('a "b"', 'a "b"'),
+    ):
+        headers = dict(cloudevent_from_headers([*base, ("ce-subject", subject)]).kafka_headers)
+        assert headers["ce_subject"] == value.encode()
+        assert headers["ce_specversion"] == b"1.0"
+
+
 def test_attributes_in_headers_are_utf8_either_way() -> None:
     """Attributes in headers are UTF-8, percent-encoded or raw; other bytes are an error."""
     base = [("ce-specversion", "1.0"), ("ce-id", "7"), ("ce-source", "/s"), ("ce-type", "t")]
