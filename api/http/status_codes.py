@@ -1,4 +1,4 @@
-"""HTTP statuses by name (RFC 9110), as plain integers: logs, metrics and JSON show the number.
+"""HTTP statuses by name, as plain integers: logs, metrics and JSON show the number.
 
 >>> NOT_FOUND, str(TOO_MANY_REQUESTS)
 (404, '429')
