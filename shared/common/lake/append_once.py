@@ -142,12 +142,35 @@ def fitted(data: Any, schema: Any) -> Any:
 def _cast(column: Any, name: str, known: Any) -> Any:
     """Return the column in the type `known`. DataError names the column if that fails or would change a number."""
     try:
-        found = column.cast(known)
+        found = _cast_numbers(column, known)
         for before, after in _leaves(column, found):
             _require_same_numbers(before, after, f"column {name} is {known}")
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
         raise DataError(f"column {name} is {known}: {e}") from None
     return found
+
+
+def _cast_numbers(values: Any, kind: Any) -> Any:
+    """Return the values in the type `kind`. Fractions may be rounded. Raises Arrow's error if the cast fails."""
+    return values.cast(_with_texts(values.type, kind)).cast(kind)
+
+
+def _with_texts(kind: Any, to: Any) -> Any:
+    """Return the type `to`, with strings for the numbers that Arrow's cast from `kind` would change or reject.
+
+    Arrow casts the decimal 19.99 to the double 19.990000000000002, and casts the integer 5 only to decimals with 19
+    digits before the point. It reads their texts exactly.
+    """
+    types = pa.types
+    if types.is_struct(kind) and types.is_struct(to):
+        both = {field.name: field.type for field in kind}
+        return pa.struct([f.with_type(_with_texts(both[f.name], f.type)) if f.name in both else f for f in to])
+    if types.is_map(kind) and types.is_map(to):
+        return pa.map_(_with_texts(kind.key_type, to.key_type), _with_texts(kind.item_type, to.item_type))
+    if _is_list_type(kind) and _is_list_type(to):
+        return pa.list_(_with_texts(kind.value_type, to.value_type))
+    to_text = types.is_floating(to) if types.is_decimal(kind) else _is_number_type(kind) and types.is_decimal(to)
+    return pa.string() if to_text else to
 
 
 def _leaves(before: Any, after: Any) -> Iterator[tuple[Any, Any]]:
@@ -176,7 +199,7 @@ def _require_same_numbers(before: Any, after: Any, where: str) -> None:
     if not _is_number_type(before.type):
         return
     # Arrow's cast rejects integers that change, but rounds fractions.
-    changed = pc.not_equal(after.cast(before.type), before)
+    changed = pc.not_equal(_cast_numbers(after, before.type), before)
     if pa.types.is_floating(before.type):
         changed = pc.and_not(changed, pc.is_nan(before))
     if pc.any(changed).as_py():

@@ -50,6 +50,8 @@ def test_a_commit_between_check_and_append_fences_the_writer(
         (pa.int64(), pa.array([1.5])),
         (pa.decimal128(4, 1), pa.array([0.25])),
         (pa.float64(), pa.array([Decimal("0.12345678901234567891")])),
+        (pa.decimal128(4, 1), pa.array([1000])),
+        (pa.decimal128(4, 1), pa.array([math.nan])),
         (pa.int8(), pa.array([300])),
         (pa.list_(pa.float32()), pa.array([None, [], [1.5, 0.1]])),
         (pa.struct([("x", pa.list_(pa.int64()))]), pa.array([None, {"x": [1.5]}])),
@@ -71,6 +73,33 @@ def test_numbers_that_fit_are_converted(tmp_path: Path) -> None:
     append_once(str(tmp_path), pa.table({"n": [3]}), {"a": (2, 3)}, {})
     found = DeltaTable(str(tmp_path)).to_pyarrow_table().column("n").to_pylist()
     assert sorted(str(n) for n in found) == ["0.5", "1.25", "3.0", "None", "inf", "nan"]
+
+
+@pytest.mark.parametrize(
+    ("kept", "numbers", "expected"),
+    [
+        (pa.float64(), pa.array([Decimal("19.99")], pa.decimal128(38, 2)), 19.99),
+        (pa.float64(), pa.array([Decimal("0.1")], pa.decimal128(38, 18)), 0.1),
+        (pa.float32(), pa.array([Decimal("0.50")]), 0.5),
+        (pa.decimal128(10, 2), pa.array([19.99]), Decimal("19.99")),
+        (pa.decimal128(10, 2), pa.array([19.99], pa.float32()), Decimal("19.99")),
+        (pa.decimal128(10, 2), pa.array([5]), Decimal("5.00")),
+        (pa.int64(), pa.array([Decimal("5.00")]), 5),
+    ],
+)
+def test_a_decimal_keeps_its_digits(tmp_path: Path, kept: Any, numbers: Any, expected: Any) -> None:
+    """19.99 is 19.99 in a column of doubles and in one of decimals, also within structs, lists and maps."""
+
+    def table_of(column: Any) -> Any:
+        entry = pa.MapArray.from_arrays([0, 1], ["x"], column)
+        within = pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, 1], column), entry], ["l", "m"])
+        return pa.table({"n": column, "s": within})
+
+    append_once(str(tmp_path), table_of(pa.nulls(1, kept)), {"a": (None, 1)}, {})
+    append_once(str(tmp_path), table_of(numbers), {"a": (1, 2)}, {})
+    found = DeltaTable(str(tmp_path)).to_pyarrow_table()
+    assert found.schema.field("n").type == kept
+    assert {"n": expected, "s": {"l": [expected], "m": [("x", expected)]}} in found.to_pylist()
 
 
 def test_numbers_within_values_are_converted(tmp_path: Path) -> None:
