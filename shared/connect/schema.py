@@ -17,6 +17,8 @@ penstock.errors.DataError: User.id: '7' is not of type INT64
 from __future__ import annotations
 
 import datetime as dt
+import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -67,6 +69,7 @@ LOGICAL: dict[str, tuple[SchemaType, type]] = {
 """By logical type name: the schema type that carries it, and its Python type."""
 EPOCH_DAY = dt.date(1970, 1, 1)
 DAY_MS = 86_400_000
+_FLOAT32_BYTES = struct.Struct("<f")
 
 
 class _NoDefault(Enum):
@@ -313,6 +316,25 @@ def timestamp_from_ms(ms: int) -> dt.datetime:
         return EPOCH + dt.timedelta(milliseconds=ms)
     except OverflowError:
         raise DataError(f"Invalid timestamp: {ms} ms after 1970 are beyond what Python's dates hold") from None
+
+
+def as_float32(number: float) -> float:
+    """Return the nearest float32 as its shortest decimal, as Java prints it: infinity beyond the range of float32.
+
+    >>> as_float32(21.299999237060547), as_float32(0.123456789)
+    (21.3, 0.12345679)
+    """
+    try:
+        packed = _FLOAT32_BYTES.pack(number)
+    except OverflowError:
+        return math.copysign(math.inf, number)
+    (nearest,) = _FLOAT32_BYTES.unpack(packed)
+    # A float32 holds all decimals of 6 digits, and 9 digits tell any two of them apart.
+    for form in ("%.6g", "%.7g", "%.8g"):
+        decimal = float(form % nearest)
+        if _FLOAT32_BYTES.pack(decimal) == packed:
+            return decimal
+    return float(f"{nearest:.9g}")
 
 
 def infer_schema(value: Any) -> Schema | None:

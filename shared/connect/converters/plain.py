@@ -22,6 +22,7 @@ from penstock.shared.connect.schema import (
     OPTIONAL_STRING,
     Schema,
     SchemaType,
+    as_float32,
 )
 
 
@@ -168,6 +169,10 @@ class FloatConverter(_NumberConverter):
     schema = OPTIONAL_FLOAT32
     form = struct.Struct(">f")
     python = float
+
+    def to_connect_data(self, topic: str, data: bytes | None, headers: Headers = ()) -> Converted:
+        schema, number = super().to_connect_data(topic, data, headers)
+        return schema, None if number is None else as_float32(number)
 
 
 class DoubleConverter(_NumberConverter):

@@ -13,7 +13,6 @@ import base64
 import datetime as dt
 import math
 import re
-import struct
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -28,6 +27,7 @@ from penstock.shared.connect.schema import (
     Field,
     Schema,
     SchemaType,
+    as_float32,
     date_to_days,
     time_to_ms,
     timestamp_to_ms,
@@ -85,7 +85,7 @@ def cast(value: Any, target: SchemaType) -> Any:
             if isinstance(number, str):
                 return number.lower() == "true"
             return _as_integer(number, INTEGER_BITS[SchemaType.INT64]) != 0
-        return _as_float32(float(number)) if target is SchemaType.FLOAT32 else float(number)
+        return as_float32(float(number)) if target is SchemaType.FLOAT32 else float(number)
     except (ValueError, OverflowError):
         raise DataError(f"Value ({value}) was out of range for requested data type") from None
 
@@ -125,20 +125,6 @@ def _as_integer(number: int | float | Decimal | str, bits: int) -> int:
         if isinstance(exponent, int) and exponent >= INTEGER_BITS[SchemaType.INT64]:
             return 0
     return (int(number) + half) % (2 * half) - half
-
-
-def _as_float32(number: float) -> float:
-    """Return the nearest float32 as its shortest decimal, as Java prints it: infinity beyond the range of float32."""
-    try:
-        packed = struct.pack("<f", number)
-    except OverflowError:
-        return math.copysign(math.inf, number)
-    if not math.isfinite(number):
-        return number
-    (nearest,) = struct.unpack("<f", packed)
-    # A float32 holds all decimals of 6 digits, and 9 digits tell any two of them apart.
-    decimals = (float(f"{nearest:.{digits}g}") for digits in range(6, 10))
-    return next(decimal for decimal in decimals if struct.pack("<f", decimal) == packed)
 
 
 def _as_string(value: Any) -> str:

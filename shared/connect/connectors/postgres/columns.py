@@ -25,6 +25,7 @@ from penstock.shared.connect.schema import (
     Field,
     Schema,
     SchemaType,
+    as_float32,
     date_schema,
     decimal_schema,
     time_schema,
@@ -129,7 +130,7 @@ def with_texts(statement: str, attributes: Sequence[Any]) -> str:
     return f"SELECT {','.join(columns)} FROM ({statement}) q ({','.join(names)})"
 
 
-def value_of(value: Any, scale: int) -> Any:
+def value_of(value: Any, schema: Schema, scale: int) -> Any:
     """Return a column's value in the form of its schema. `value` has the driver's form."""
     if isinstance(value, Decimal):
         if not value.is_finite():
@@ -138,6 +139,8 @@ def value_of(value: Any, scale: int) -> Any:
         return value.quantize(Decimal(1).scaleb(-scale), context=DIGITS)
     if isinstance(value, dt.datetime):
         return aware(value)
+    if isinstance(value, float) and schema.type is SchemaType.FLOAT32:
+        return as_float32(value)
     return value
 
 

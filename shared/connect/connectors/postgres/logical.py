@@ -173,7 +173,7 @@ class _CapturedTable:
         assert field is not None
         oid = next(column.type_oid for column in self.relation.columns if column.name == name)
         try:
-            return value_of(value_from(oid, text), self._scale)
+            return value_of(value_from(oid, text), field.schema, self._scale)
         except ConnectError as e:
             raise ConnectError(f"{self.name}.{name}: {e}") from None
 

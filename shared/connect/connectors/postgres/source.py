@@ -204,7 +204,7 @@ class PostgresSourceTask(SourceTask):
         schema = schema_of(reader.table or "query", attributes, scale)
         key_schema, names = self._key_schema(schema)
         topic = self._values["topic.prefix"] + reader.table
-        values = [{f.name: value_of(row[f.name], scale) for f in schema.fields} for row in rows]
+        values = [{f.name: value_of(row[f.name], f.schema, scale) for f in schema.fields} for row in rows]
         return [
             SourceRecord(
                 topic, None, key_schema, {name: value[name] for name in names} if names else None, schema, value,

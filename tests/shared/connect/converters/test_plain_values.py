@@ -35,6 +35,7 @@ AT = dt.datetime(2024, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC)
         (IntegerConverter, 1, b"\x00\x00\x00\x01"),
         (LongConverter, 1, b"\x00\x00\x00\x00\x00\x00\x00\x01"),
         (FloatConverter, 1.5, b"\x3f\xc0\x00\x00"),
+        (FloatConverter, 21.3, b"\x41\xaa\x66\x66"),
         (DoubleConverter, 1.5, b"\x3f\xf8\x00\x00\x00\x00\x00\x00"),
         (BooleanConverter, True, b"\x01"),
     ],

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.common.errors import ConfigError, DataError
-from penstock.shared.connect.connectors.postgres.columns import TYPE_NAMES, value_from
+from penstock.shared.connect.connectors.postgres.columns import TYPE_NAMES, value_from, value_of
 from penstock.shared.connect.connectors.postgres.logical import SlotProgress, SlotReader, position_of
 from penstock.shared.connect.connectors.postgres.pgoutput import (
     UNCHANGED,
@@ -34,6 +34,7 @@ from penstock.shared.connect.connectors.postgres.pgoutput import (
 from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SourceRecord
+from penstock.shared.connect.schema import OPTIONAL_FLOAT32, OPTIONAL_FLOAT64
 from tests.shared.connect.connectors.postgres.recorded import (
     ALL,
     BEGIN,
@@ -298,6 +299,13 @@ def test_a_truncated_message_is_an_error(message: bytes, data: st.DataObject) ->
 def test_values_equal_the_drivers(kind: str, text: str, value: Any) -> None:
     """Texts of all types are converted to the driver's values; infinite times become the minimum and the maximum."""
     assert value_from(OIDS[kind], text) == value
+
+
+def test_a_real_has_the_same_digits_in_each_mode() -> None:
+    """mode=logical reads the text of a `real`. The other modes read its bytes, which the driver makes a double."""
+    from_text = value_of(value_from(OIDS["float4"], "21.3"), OPTIONAL_FLOAT32, 9)
+    assert value_of(21.299999237060547, OPTIONAL_FLOAT32, 9) == from_text == 21.3
+    assert value_of(21.299999237060547, OPTIONAL_FLOAT64, 9) == 21.299999237060547
 
 
 def test_other_types_are_text() -> None:
