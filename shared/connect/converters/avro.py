@@ -1,8 +1,8 @@
 """AvroConverter: values in Avro, with their schemas in a schema registry.
 
 fastavro reads and writes the values. Connect has the same values, except for unions, for maps that are arrays in Avro
-(`avro_schemas`), for written timestamps, and for a written null that stands for a default. A schema with one of these
-gets a conversion function when it is first used. Values of other schemas need no conversion.
+(`avro_schemas`), for read floats, for written timestamps, and for a written null that stands for a default. A schema
+with one of these gets a conversion function when it is first used. Values of other schemas need no conversion.
 """
 
 from __future__ import annotations
@@ -37,7 +37,16 @@ from penstock.shared.connect.converters.schema_registry_serde import (
     registry_config,
     unframed,
 )
-from penstock.shared.connect.schema import FLOATS, TIMESTAMP, Field, Schema, SchemaType, infer_schema, timestamp_to_ms
+from penstock.shared.connect.schema import (
+    FLOATS,
+    TIMESTAMP,
+    Field,
+    Schema,
+    SchemaType,
+    as_float32,
+    infer_schema,
+    timestamp_to_ms,
+)
 
 KIND = "AVRO"
 Change = Callable[[Any], Any]
@@ -185,7 +194,8 @@ def _convert_nested_values(schema: Schema | None, of: Callable[[Schema], Change 
         changes = {field.name: change for field in schema.fields if (change := of(field.schema)) is not None}
         if not changes:
             return None
-        return lambda value: value and {k: changes[k](v) if k in changes else v for k, v in value.items()}
+        # The fields without a conversion are copied at once, since a struct may have many of them.
+        return lambda value: value and {**value, **{k: change(value[k]) for k, change in changes.items() if k in value}}
     inner = None if schema.value_schema is None else of(schema.value_schema)
     if inner is None:
         return None
@@ -204,11 +214,15 @@ def change_from_avro(schema: Schema) -> Change | None:
         branches = sorted(schema.fields, key=lambda field: _is_general_branch(field.schema))
         return lambda value: _struct_of_union_branch(branches, value)
     if _is_map_as_entries(schema):
+        key_change = change_from_avro(schema.key_schema) if schema.key_schema is not None else None
         inner = change_from_avro(schema.value_schema) if schema.value_schema is not None else None
         return lambda value: value if value is None else map_of_entries(
-            (entry["key"], inner(entry["value"]) if inner else entry["value"]) for entry in value
+            (key_change(entry["key"]) if key_change else entry["key"],
+             inner(entry["value"]) if inner else entry["value"])
+            for entry in value
         )  # fmt: skip
-    return _convert_nested_values(schema, change_from_avro)
+    # fastavro reads the float 21.3 as the double 21.299999237060547.
+    return _float_from_avro if schema.type is SchemaType.FLOAT32 else _convert_nested_values(schema, change_from_avro)
 
 
 def change_to_avro(schema: Schema) -> Change | None:
@@ -250,6 +264,10 @@ def _with_defaults(defaults: Mapping[str, Any], field_count: int, change: Change
         return change(value)
 
     return convert
+
+
+def _float_from_avro(value: Any) -> Any:
+    return value if value is None else as_float32(value)
 
 
 def _timestamp_to_avro(value: Any) -> Any:

@@ -32,6 +32,7 @@ from penstock.shared.connect.converters.schema_registry_serde import framed
 from penstock.shared.connect.schema import (
     BOOLEAN,
     BYTES,
+    FLOAT32,
     FLOAT64,
     INT8,
     INT32,
@@ -42,6 +43,7 @@ from penstock.shared.connect.schema import (
     Field,
     Schema,
     SchemaType,
+    as_float32,
     date_schema,
     decimal_schema,
     decimal_to_bytes,
@@ -109,6 +111,16 @@ async def test_values_and_schemas_round_trip() -> None:
         assert reader.to_connect_values("orders", [data, data]) == (ORDER, [VALUE, VALUE])
         assert registry.requested == ["POST /subjects/orders-value/versions", "GET /schemas/ids/1"]
         assert registry.subjects == {"orders-value": [1]}
+
+
+async def test_a_float_keeps_its_digits() -> None:
+    """A float of 21.3 is read as 21.3, and not as 21.299999237060547."""
+    async with schema_registry() as registry:
+        made = converter(registry)
+        schema = Schema.struct("R", Field("x", FLOAT32), Field("y", FLOAT32.as_optional()), Field("n", INT64))
+        value = {"x": 21.3, "y": None, "n": 1}
+        data = await fetching(lambda: made.from_connect_data("t", schema, value))
+        assert await fetching(lambda: made.to_connect_data("t", data)) == (schema, value)
 
 
 async def test_values_at_once_need_the_magic_byte() -> None:
@@ -384,6 +396,7 @@ def record_of(**fields: Any) -> dict[str, Any]:
         (["double", "long"], "long", 2**53 + 1),
         (["null", "double", "long"], "long", 5),
         (["float", "double"], "double", 1.1),
+        (["float", "string"], "float", 21.3),
         (["boolean", "int"], "int", 1),
         ([DAY, MOMENT], "long", dt.datetime(2024, 1, 1, 12, tzinfo=dt.UTC)),
         ([DAY, MOMENT], "int", dt.date(2024, 1, 1)),
@@ -542,6 +555,7 @@ def schemas() -> st.SearchStrategy[tuple[Schema, Any]]:
         st.text().map(lambda text: (STRING, text)),
         st.binary().map(lambda data: (BYTES, data)),
         st.floats(allow_nan=False).map(lambda number: (FLOAT64, number)),
+        st.floats(allow_nan=False, width=32).map(lambda number: (FLOAT32, as_float32(number))),
         st.integers(-(10**20), 10**20).map(lambda n: (decimal_schema(3), Decimal(n).scaleb(-3))),
         st.dates(dt.date(1900, 1, 1)).map(lambda day: (date_schema(), day)),
     )
@@ -553,6 +567,7 @@ def schemas() -> st.SearchStrategy[tuple[Schema, Any]]:
             inner.map(lambda one: (Schema.array(one[0]), [one[1], one[1]])),
             inner.map(lambda one: (Schema.map(STRING, one[0]), {"k": one[1]})),
             inner.map(lambda one: (Schema.map(INT64, one[0]), {5: one[1]})),
+            inner.map(lambda one: (Schema.map(FLOAT32, one[0]), {21.3: one[1]})),
             st.lists(inner, min_size=1, max_size=3).map(
                 lambda many: (
                     Schema.struct(None, *(Field(f"f{at}", one[0]) for at, one in enumerate(many))),
