@@ -38,6 +38,8 @@ NumberType = Literal["int64", "float64"]
 ResultType = Literal["int64", "float64", "json"]
 ColumnValue = int | float | bytes
 
+# The types of values that `First`, `Last`, `CollectList` and `CollectSet` need not convert to plain JSON.
+JSON_SCALARS = frozenset((str, int, float, bool, type(None)))
 # This text stands for "" in a sketch, because DataSketches and Spark ignore "".
 EMPTY_TEXT = "\x00the empty text"
 # With this size, a sketch has at most about 2 KiB and a standard error of 2.3 %. It is exact for a few dozen values.
@@ -187,6 +189,18 @@ class OfField(Aggregation[State]):
             return self._get(value)
         except (KeyError, TypeError, AttributeError):
             raise DataError(f"{self.function}({self.field!r}): the value has no field {self.field!r}") from None
+
+    def _plain_json(self, value: Any) -> Any:
+        """Return a field's value as a restore decodes it: a dict for a struct, a sorted list for a set.
+
+        Raises DataError if the value has no JSON.
+        """
+        if type(value) in JSON_SCALARS:
+            return value
+        try:
+            return msgspec.json.decode(msgspec.json.encode(value, order="sorted"))
+        except (TypeError, ValueError) as e:
+            raise DataError(f"{self.function}({self.field!r}): {value!r} has no JSON: {e}") from None
 
     def _require_number(self, value: Any, type_: NumberType) -> float | int:
         """Return a field's value as a number of `type_`. Raises DataError if it is not such a number."""

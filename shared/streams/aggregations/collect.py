@@ -1,7 +1,7 @@
 """Aggregations that collect the values of a field up to a limit: all of them, or each value once.
 
 Collected values are in order of arrival. When two sessions are merged, the values of the earlier session come first.
-Values are kept as JSON. None is skipped.
+Values are kept as plain JSON: a struct is a dict at once. None is skipped.
 
 >>> pages = CollectList("page", limit=2).bind(dict)
 >>> state = pages.initial()
@@ -54,7 +54,7 @@ class _Collect(OfField[Collected]):
         return ((), 0)
 
     def add(self, state: Collected, value: Any) -> Collected:
-        field_value = self._field_value(value)
+        field_value = self._plain_json(self._field_value(value))
         return state if field_value is None else self.merge(state, ((field_value,), 1))
 
     @abstractmethod

@@ -2,8 +2,8 @@
 
 `First` has the value of the record with the lowest timestamp, `Last` that of the record with the highest. Only among
 records with the same timestamp does the order of arrival decide. The value of a field that is typed `int` or `float` is
-kept as int64 or float64, any other value as JSON. None is skipped. A value kept as JSON that is NaN or infinite
-is restored as NaN.
+kept as int64 or float64, any other value as plain JSON: a struct is a dict at once. None is skipped. A value kept as
+JSON that is NaN or infinite is restored as NaN.
 
 >>> last = Last("page").bind(dict)
 >>> state = last.add_at(last.add_at(last.initial(), {"page": "b"}, 20), {"page": "a"}, 10)
@@ -68,7 +68,8 @@ class _FirstOrLast(OfField[TimedValue]):
         return self.add_at(state, value, 0)
 
     def add_at(self, state: TimedValue, value: Any, timestamp_ms: int) -> TimedValue:
-        return self.merge(state, (timestamp_ms, self._field_value(value) if self.type is None else self.number(value)))
+        added = self._plain_json(self._field_value(value)) if self.type is None else self.number(value)
+        return self.merge(state, (timestamp_ms, added))
 
     def number(self, value: Any) -> float | int | None:
         """Return the field's value, as a number of `type` if that is set. None stays None.

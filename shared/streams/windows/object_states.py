@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from penstock.shared.common.records import INT64_MAX, INT64_MIN, Int64Array
 from penstock.shared.streams.aggregations.aggregation import (
     EMPTY_TEXT,
+    JSON_SCALARS,
     Aggregation,
     CountDistinct,
 )
@@ -210,8 +211,9 @@ def _feed_value_by_value(aggregation: Any, state: Any, inputs: Sequence[Any], ti
     return state
 
 
-def _take_field(aggregation: Any, values: Sequence[Any]) -> list[Any]:
-    return list(map(aggregation._get, values))
+def _take_plain_json(aggregation: Any, values: Sequence[Any]) -> list[Any]:
+    inputs = list(map(aggregation._get, values))
+    return inputs if JSON_SCALARS.issuperset(map(type, inputs)) else list(map(aggregation._plain_json, inputs))
 
 
 def _feed_timed_values(aggregation: Any, state: Any, inputs: Sequence[Any], times: Sequence[int]) -> Any:
@@ -265,7 +267,7 @@ def _feed_quantile_sketch(aggregation: Any, state: Any, inputs: Sequence[Any], t
 
 
 def _take_encodable(aggregation: Any, values: Sequence[Any]) -> list[Any]:
-    inputs = _take_field(aggregation, values)
+    inputs = _take_plain_json(aggregation, values)
     aggregation._set_member_json(inputs)
     return inputs
 
@@ -279,11 +281,11 @@ _Take = Callable[[Any, Sequence[Any]], list[Any]]
 _Feed = Callable[[Any, Any, Sequence[Any], Sequence[int]], Any]
 
 _KINDS: dict[type, tuple[_Take, _Feed, int | None]] = {
-    First: (_take_field, _feed_timed_values, None),
-    Last: (_take_field, _feed_timed_values, None),
+    First: (_take_plain_json, _feed_timed_values, None),
+    Last: (_take_plain_json, _feed_timed_values, None),
     CountDistinct: (_take_distinct, _feed_distinct_sketch, HLL_BYTES_MAX),
     Quantiles: (_take_quantiles, _feed_quantile_sketch, KLL_BYTES_MAX),
-    CollectList: (_take_field, _feed_collected_values, None),
+    CollectList: (_take_plain_json, _feed_collected_values, None),
     CollectSet: (_take_encodable, _feed_collected_values, None),
 }
 """Aggregations that can be checked before a kernel sees their records; the last item is the maximum size of a state,
