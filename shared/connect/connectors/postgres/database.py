@@ -127,6 +127,7 @@ def translated(error: Exception) -> Exception:
         pg.DeadlockDetectedError,
         pg.LockNotAvailableError,
         pg.ObjectInUseError,
+        pg.ReadOnlySQLTransactionError,  # of a server that a failover made a standby
         pg.InternalClientError,  # of a connection that is closing
     )
     message = f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What the Postgres sink writes: rows from records, and the statements for them."""
+"""What the Postgres sink writes: rows from records, the statements for them, and the errors that are retried."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.common.errors import DataError
+from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.connect.connectors.postgres.columns import column_adapter, encode_integer
+from penstock.shared.connect.connectors.postgres.database import driver, translated
 from penstock.shared.connect.connectors.postgres.sink_rows import RowBuilder, RowSettings, RowsToWrite, columns_of
 from penstock.shared.connect.connectors.postgres.sql import SqlTable, update_from
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.schema import INT32, OPTIONAL_STRING, STRING, Field, Schema
 
@@ -167,3 +169,20 @@ def test_an_update_needs_a_column_to_change() -> None:
     assert update_from(TABLE, "s", ("id", "n")) == 'UPDATE "t" t SET "n"=s."n" FROM "s" s WHERE t."id"=s."id"'
     with pytest.raises(DataError, match=r"update.*id"):
         update_from(TABLE, "s", ("id",))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_temporary"),
+    [
+        ("ReadOnlySQLTransactionError", True),
+        ("AdminShutdownError", True),
+        ("DeadlockDetectedError", True),
+        ("InsufficientPrivilegeError", False),
+        ("UndefinedTableError", False),
+    ],
+)
+def test_a_temporary_error_of_the_database_is_retriable(name: str, is_temporary: bool) -> None:
+    """An error that another attempt may not meet is retriable. A failover makes the old server read-only, and a new
+    connection may reach the new primary."""
+    ours = translated(getattr(driver(), name)("of the server"))
+    assert type(ours) is (RetriableError if is_temporary else ConnectError)
