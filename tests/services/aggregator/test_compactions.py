@@ -377,3 +377,49 @@ def test_a_request_without_partition_0_is_dropped_after_a_failed_job() -> None:
 
     virtual_time.run(scenario())
     assert started_s == [0]
+
+
+@pytest.mark.parametrize("cause", ["timeout", "partition 0 moved", "shutdown"])
+def test_a_job_that_cannot_be_ended_does_not_harm_the_aggregator(cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job may outlive SIGKILL in a call of the kernel. The supervisor leaves it, and starts the next job as usual."""
+    started_s: list[float] = []
+    is_ours = True
+
+    class Job:
+        output = b""
+        error_output = b""
+
+        async def wait(self) -> int:
+            await asyncio.Event().wait()
+            return 0
+
+        async def terminate(self, timeout_ms: int) -> int:
+            raise TimeoutError
+
+    async def start(*_args: object, **_settings: object) -> Job:
+        started_s.append(asyncio.get_running_loop().time())
+        return Job()
+
+    async def scenario() -> None:
+        nonlocal is_ours
+        clock = virtual_time.LoopClock()
+        given = settings("--compaction.timeout-ms=60000")
+        watch = CompactionLagWatch(given, CollectorRegistry(), lambda: is_ours, clock)
+        supervisor = CompactionSupervisor(given, CollectorRegistry(), clock, lag_watch=watch)
+        running = asyncio.create_task(supervisor.run())
+        supervisor.request()
+        await virtual_time.let_pass(30)
+        if cause != "shutdown":
+            is_ours = cause == "timeout"
+            await virtual_time.let_pass(60)
+            assert supervisor.describe()[-1]["status"] == ("failed" if is_ours else "stopped")
+            is_ours = True
+            supervisor.request()
+            await virtual_time.let_pass(1)
+            assert started_s == [0, 70 if cause == "timeout" else 90]
+        running.cancel()
+        await asyncio.wait({running})
+        assert running.cancelled()
+
+    monkeypatch.setattr(ChildProcess, "start", start)
+    virtual_time.run(scenario())
