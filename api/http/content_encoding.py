@@ -53,7 +53,7 @@ class _Stream(Protocol):
 
 
 class _GzipMember:
-    """One gzip member, with the interface of `compression.zstd`."""
+    """Decompresses one gzip member, with the interface of a `ZstdDecompressor`."""
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)

@@ -104,7 +104,7 @@ class CompactionLagWatch:
             await asyncio.sleep(self._settings.compaction.backlog_interval_ms / 1000)
 
     def note(self, lag: CompactionLag | None) -> None:
-        """Keep a measurement; None if there is none."""
+        """Keep a measurement as `last`, also None if there is none. Calls `request` if a compaction is due."""
         self.last = lag
         self.compactions = self.compactions if lag is None else lag.compactions
         self._records.set(math.nan if lag is None else lag.records)

@@ -5,8 +5,9 @@ Steps of a compaction:
 1. Plan: open the tables, each at a version, and find the first offset to read of each partition.
 2. Compact: Spark's tasks read the ranges and write data files (see `compaction_task`).
 3. Commit the files to `closed/<store>` and `late/<store>`, then to `state`. The last commit makes the compaction valid.
-4. Rewrite the partitions of `state` that have many superseded rows, delete covered records from the changelog, maintain
-   the tables (see `table_maintenance`), and call the user's after hook. A failure here undoes no commit.
+4. Rewrite the partitions of `state` that have many superseded rows, delete from the changelog what the previous
+   compaction covers, maintain the tables (see `table_maintenance`), and call the user's after hook. A failure here
+   undoes no commit.
 
 Positions. A table's position in a partition is the last changelog offset up to which the table is complete. Each commit
 of `closed` and `late` has the positions in its metadata; after another operation, such as RESTORE, they are read from

@@ -155,7 +155,7 @@ class Member(ABC):
 
     @abstractmethod
     def fail(self, error: PenstockError) -> None:
-        """Take no part in the group until the error was raised."""
+        """Take no part in the group until the error was raised. After a FatalError, a consumer never does again."""
 
     @abstractmethod
     def on_session_over(self) -> None:

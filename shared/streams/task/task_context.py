@@ -86,7 +86,7 @@ class TaskContext(Protocol):
         """Return the current record with the coordinates that it has in its source topic."""
 
     def source_node(self, node: str) -> SourceNode:
-        """Return the source that the current record came from."""
+        """Return the source of the current record; without one, the first source whose records can reach `node`."""
 
     def take_records(self, columns: Columns, forward: Callable[[Record], None] | None = None) -> None:
         """Process records one by one."""
