@@ -151,6 +151,32 @@ async def test_rows_are_inserted_and_updated(url: str, db: Any) -> None:
         await until_rows(run, db, "SELECT id, v, extract(epoch from at)::int FROM t", [(1, "new", 1704164645)])
 
 
+@pytest.mark.parametrize("mode", ["upsert", "update"])
+async def test_keys_that_are_equal_in_their_column_are_one_row(url: str, db: Any, mode: str) -> None:
+    """If keys differ in the records but become equal in their columns, the last record of a batch is written. A
+    tombstone deletes the row of such a key. Rows of different sizes keep their order.
+    """
+    await db.execute("CREATE TABLE t (at timestamptz, price numeric(10,2), v text, PRIMARY KEY (at, price))")
+    task = PostgresSinkTask()
+    task.context = sink_context.Context(reporter := sink_context.Reporter())
+    settings = {"insert.mode": mode, "pk.mode": "record_key", "delete.enabled": "true"}
+    await task.start({"name": "c", "connection.url": url, **settings})
+    noon = ["2024-01-01T12:00:00+00:00", "2024-01-01T13:00:00+01:00"]
+    keys = [{"at": noon[n % 2], "price": n // 2 % 50 + n % 3 / 1000} for n in range(1000)]
+    values = [f"{n} ".ljust(n * 37 % 1900) for n in range(1000)]
+    try:
+        if mode == "update":
+            await db.execute("INSERT INTO t SELECT '2024-01-01 12:00Z', price FROM generate_series(0, 49) AS price")
+        await task.put([SinkRecord("t", 0, None, keys[n], None, {"v": values[n]}, kafka_offset=n) for n in range(1000)])
+        latest = [(price, values[901 + 2 * price]) for price in range(50)]
+        assert await rows_of(db, "SELECT price::integer, v FROM t ORDER BY 1") == latest
+        await task.put([SinkRecord("t", 0, None, keys[n], None, None, kafka_offset=1000 + n) for n in range(1, 1000)])
+        assert await rows_of(db, "SELECT v FROM t") == []
+        assert reporter.reported == []
+    finally:
+        await task.stop()
+
+
 async def test_invalid_records_go_to_the_dlq(url: str, db: Any) -> None:
     """Under `errors.tolerance=all` invalid records go to the DLQ and all others are written."""
     await db.execute("CREATE TABLE t (id integer PRIMARY KEY, n integer CHECK (n < 100))")

@@ -343,7 +343,7 @@ class PostgresSinkTask(SinkTask):
             return
         key_table = sql.SqlTable(table.name, table.columns, group.key)
         staged = self._stagings[self._staged_columns(group)]
-        await _copy_rows_to_table(connection, staged, table, names, group.latest())
+        await _copy_rows_to_table(connection, staged, table, names, group.rows)
         if group.deletes:
             statement = sql.delete_from(key_table, staged)
         elif self._settings.mode == "upsert":

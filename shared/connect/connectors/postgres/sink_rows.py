@@ -1,8 +1,6 @@
 """Converts records to rows: table, columns and key. Consecutive writes of one table with the same columns and the same
 primary key columns form a group, and so do deletes.
 
-If rows of a group have the same key, only the latest one is upserted, updated or deleted. Inserts keep all rows.
-
 The type of a column comes from its schema, or else from the first value in the group that is not null. A column without
 a schema that has only nulls has no type. It is not created, and is left out of the rows if the table lacks it.
 """
@@ -85,17 +83,6 @@ class RowsToWrite:
         kept = tuple(self.names[i] for i in at)
         rows = [tuple(row[i] for i in at) for row in self.rows]
         return RowsToWrite(self.table, kept, self.key, {name: self.types[name] for name in kept}, rows, self.deletes)
-
-    def latest(self) -> list[tuple[Any, ...]]:
-        """Return the last row of each key, because one statement must not change a row twice."""
-        at = [self.names.index(name) for name in self.key]
-        try:
-            if len(at) == 1:
-                one = at[0]
-                return list({row[one]: row for row in self.rows}.values())
-            return list({tuple(row[i] for i in at): row for row in self.rows}.values())
-        except TypeError as e:
-            raise DataError(f"a key column has a value that cannot be a key: {e}") from None
 
 
 class _Row(NamedTuple):

@@ -1,8 +1,9 @@
 """The SQL statements of the Postgres sink, and quoted names.
 
 >>> table = SqlTable("clicks", {"id": "bigint", "n": "integer"}, ("id",))
->>> upsert_from(table, "staged", ("id", "n"))
-'INSERT INTO "clicks" ("id","n") SELECT "id","n" FROM "staged" ON CONFLICT ("id") DO UPDATE SET "n"=EXCLUDED."n"'
+>>> upsert_from(table, "staged", ("id", "n"))  # doctest: +NORMALIZE_WHITESPACE
+'INSERT INTO "clicks" ("id","n") SELECT DISTINCT ON ("id") "id","n" FROM "staged" ORDER BY "id","penstock_staged_row"
+DESC ON CONFLICT ("id") DO UPDATE SET "n"=EXCLUDED."n"'
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from penstock.shared.connect.errors import ConnectError
 
 NAME_BYTES_MAX = 63
 """Postgres cuts longer names, so that two could become the same."""
+STAGED_ROW = '"penstock_staged_row"'
+"""The quoted column of a temporary table that numbers its rows in the order of COPY."""
 
 
 @dataclass(frozen=True)
@@ -71,19 +74,19 @@ def add_columns(name: str, fields: Mapping[str, str]) -> str:
 
 
 def upsert_from(table: SqlTable, source: str, names: tuple[str, ...]) -> str:
-    """Return the statement that inserts the rows of another table, and updates rows with the same key."""
+    """Return the statement that inserts the rows of a temporary table, and updates rows with the same key."""
     rest = [name for name in names if name not in table.key]
     sets = ",".join(f"{quoted_column(name)}=EXCLUDED.{quoted_column(name)}" for name in rest)
     action = f"UPDATE SET {sets}" if rest else "NOTHING"
     into = quoted_columns(names)
     return (
-        f"INSERT INTO {quoted(table.name)} ({into}) SELECT {into} FROM {quoted(source)} "
+        f"INSERT INTO {quoted(table.name)} ({into}) {_latest_rows(table, source, names)} "
         f"ON CONFLICT ({quoted_columns(table.key)}) DO {action}"
     )
 
 
 def update_from(table: SqlTable, source: str, names: tuple[str, ...]) -> str:
-    """Return the statement that updates the rows whose keys are in another table to the values in that table.
+    """Return the statement that updates the rows whose keys are in a temporary table to the values in that table.
 
     Raises DataError if the key has all columns, since there is then nothing to update.
     """
@@ -92,16 +95,26 @@ def update_from(table: SqlTable, source: str, names: tuple[str, ...]) -> str:
         raise DataError(f"insert.mode=update has nothing to update: the key has all columns ({', '.join(names)})")
     sets = ",".join(f"{quoted_column(name)}=s.{quoted_column(name)}" for name in rest)
     where = " AND ".join(f"t.{quoted_column(name)}=s.{quoted_column(name)}" for name in table.key)
-    return f"UPDATE {quoted(table.name)} t SET {sets} FROM {quoted(source)} s WHERE {where}"
+    return f"UPDATE {quoted(table.name)} t SET {sets} FROM ({_latest_rows(table, source, names)}) s WHERE {where}"
+
+
+def _latest_rows(table: SqlTable, source: str, names: tuple[str, ...]) -> str:
+    """Return the query for the last row of each key, because one statement must not change a row twice.
+
+    Postgres compares the keys, since different values of records can be the same in the type of the column.
+    """
+    key = quoted_columns(table.key)
+    return f"SELECT DISTINCT ON ({key}) {quoted_columns(names)} FROM {quoted(source)} ORDER BY {key},{STAGED_ROW} DESC"
 
 
 def delete_from(table: SqlTable, source: str) -> str:
-    """Return the statement that deletes the rows whose keys are in another table."""
+    """Return the statement that deletes the rows whose keys are in a temporary table."""
     where = " AND ".join(f"t.{quoted_column(name)}=s.{quoted_column(name)}" for name in table.key)
     return f"DELETE FROM {quoted(table.name)} t USING {quoted(source)} s WHERE {where}"
 
 
 def staging(name: str, table: SqlTable, names: tuple[str, ...]) -> str:
-    """Return the statement for a temporary table with some of the columns, which every commit empties."""
+    """Return the statement for a temporary table with some of the columns, and STAGED_ROW. Every commit empties it."""
     types = ", ".join(f"{quoted_column(one)} {table.columns[one]}" for one in names)
-    return f"CREATE TEMP TABLE {quoted(name)} ({types}) ON COMMIT DELETE ROWS"
+    row = f"{STAGED_ROW} bigint GENERATED ALWAYS AS IDENTITY"
+    return f"CREATE TEMP TABLE {quoted(name)} ({types}, {row}) ON COMMIT DELETE ROWS"
