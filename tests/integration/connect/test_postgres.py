@@ -230,6 +230,39 @@ async def test_a_value_that_its_column_cannot_have_is_reported(url: str, db: Any
         await task.stop()
 
 
+REJECTING = {
+    "trigger": """
+        CREATE TABLE t (id integer PRIMARY KEY, v text);
+        CREATE FUNCTION reject() RETURNS trigger LANGUAGE plpgsql
+            AS $$BEGIN IF length(new.v) > 9 THEN RAISE EXCEPTION 'too long'; END IF; RETURN new; END$$;
+        CREATE TRIGGER rejecting BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION reject()""",
+    "size of an index row": "CREATE TABLE t (id integer PRIMARY KEY, v text); CREATE INDEX ON t (v)",
+    "check option": """
+        CREATE TABLE base (id integer PRIMARY KEY, v text);
+        CREATE VIEW t AS SELECT * FROM base WHERE length(v) < 10 WITH CHECK OPTION""",
+}
+
+
+@pytest.mark.parametrize("by", REJECTING)
+async def test_a_record_that_the_database_rejects_is_reported(url: str, db: Any, by: str) -> None:
+    """A row that a trigger, the limit of an index row or a view's check option rejects is an error of its record."""
+    await db.execute(REJECTING[by])
+    task = PostgresSinkTask()
+    task.context = sink_context.Context(reporter := sink_context.Reporter())
+    await task.start({"name": "c", "connection.url": url, "pk.mode": "record_key", "insert.mode": "upsert"})
+    # A text without repetition, since Postgres compresses a long text.
+    values = ["a", "".join(map(chr, range(0x4E00, 0x6000))), "c"]
+    try:
+        await task.put(
+            [SinkRecord("t", 0, None, {"id": n}, None, {"v": v}, kafka_offset=n) for n, v in enumerate(values)]
+        )
+        assert await rows_of(db, "SELECT v FROM t ORDER BY id") == [("a",), ("c",)]
+        assert [offset for _, offset in reporter.reported] == [1]
+    finally:
+        await task.stop()
+        await db.execute("DROP VIEW t" if by == "check option" else "DROP TABLE t; DROP FUNCTION IF EXISTS reject")
+
+
 @pytest.mark.parametrize("mode", ["insert", "upsert"])
 async def test_a_column_that_cannot_be_written_fails_the_task(url: str, db: Any, mode: str) -> None:
     """A column of a type that the driver cannot write fails the task without retries. The error names table and

@@ -139,6 +139,12 @@ def translated(error: Exception) -> Exception:
 def is_data_error(error: Exception) -> bool:
     """Return whether the error concerns a row's values, and not the database."""
     pg = driver().exceptions
-    kinds = (pg.DataError, pg.IntegrityConstraintViolationError)
+    kinds = (
+        pg.DataError,
+        pg.IntegrityConstraintViolationError,
+        pg.WithCheckOptionViolationError,
+        pg.ProgramLimitExceededError,  # a row or an index row that is too large
+        pg.PLPGSQLError,  # of a trigger, such as RAISE EXCEPTION
+    )
     # The driver raises the errors of Python if it cannot convert a value: 5 for a date is an AttributeError.
     return isinstance(error, (*kinds, ValueError, TypeError, ArithmeticError, AttributeError, LookupError))
