@@ -26,7 +26,7 @@ from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import GIVE_UP_RESERVE_MS, ConsumerServiceSettings
 from penstock.services.consumer.transactor import OutputTransactor
 from penstock.services.first_connection import first_connection
-from penstock.shared.clients.admin import DEFAULT_MAX_MESSAGE_BYTES, Admin, NewTopic, describe_configs_if_authorized
+from penstock.shared.clients.admin import Admin, NewTopic, describe_configs_if_authorized, max_message_bytes_with
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
@@ -175,9 +175,8 @@ async def _create_dead_letter_topics(admin: Admin, dead_letter_topics: Mapping[s
     for source, target in dead_letter_topics.items():
         description = (await admin.describe_topics([source]))[source]
         configs = await describe_configs_if_authorized(admin, source)
-        record_bytes_max = int(configs.get("max.message.bytes") or DEFAULT_MAX_MESSAGE_BYTES)
         partitions[target] = max(partitions[target], len(description.partitions))
-        widths[target] = max(widths[target], record_bytes_max + DEAD_LETTER_HEADROOM_BYTES)
+        widths[target] = max(widths[target], max_message_bytes_with(configs, DEAD_LETTER_HEADROOM_BYTES))
     topics = [
         NewTopic(target, partitions[target], configs={"retention.ms": "-1", "max.message.bytes": str(width)})
         for target, width in widths.items()

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.shared.clients.admin import NewTopic, event_time_topic
+from penstock.shared.clients.admin import NewTopic, event_time_topic, max_message_bytes_with
 from penstock.shared.clients.admin.types import topic_before_3_6
 from penstock.shared.common.records import INT64_MAX
 from penstock.shared.common.topic_names import CHANGELOG_SUFFIX, DEAD_LETTER_SUFFIX, LATE_SUFFIX, dead_letter_topic
@@ -162,7 +162,7 @@ def dead_letter_findings(source: TopicFacts, dead_letters: TopicFacts | None, bo
     A missing topic is a finding only if the user named the source topic.
     """
     name = dead_letter_topic(source.name)
-    needed = int(source.configs.get("max.message.bytes") or 0) + DEAD_LETTER_OVERHEAD_MAX
+    needed = max_message_bytes_with(source.configs, DEAD_LETTER_OVERHEAD_MAX)
     if dead_letters is None:
         if not source.named:
             return []

@@ -14,6 +14,7 @@ from penstock.shared.clients.admin.types import (
     PartitionLag,
     TopicDescription,
     event_time_topic,
+    max_message_bytes_with,
 )
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "TopicDescription",
     "describe_configs_if_authorized",
     "event_time_topic",
+    "max_message_bytes_with",
 ]

@@ -27,6 +27,8 @@ CONFIG_SOURCES: Mapping[int, str] = {
 
 DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
 """Kafka's default of the config `max.message.bytes` of topics."""
+MAX_MESSAGE_BYTES_MAX = 2**31 - 1
+"""The largest value of the config `max.message.bytes`, which is a signed 32-bit integer."""
 
 UNLIMITED_TIMESTAMPS: Mapping[str, str] = {
     # The broker rejects a whole batch if one record's timestamp is further behind or ahead than these (KIP-937).
@@ -68,6 +70,16 @@ def event_time_topic(name: str, partitions: int, *, replication_factor: int = -1
     """
     configured = {name_.replace("_", "."): value for name_, value in configs.items()}
     return NewTopic(name, partitions, replication_factor, {**EVENT_TIME_CONFIGS, **configured})
+
+
+def max_message_bytes_with(configs: Mapping[str, str | None], added_bytes: int) -> int:
+    """Return the `max.message.bytes` of a topic for the records of another topic, which get up to `added_bytes` more.
+
+    `configs` are those of the other topic. If they lack `max.message.bytes`, it counts as Kafka's default. The result
+    is at most MAX_MESSAGE_BYTES_MAX.
+    """
+    record_bytes_max = int(configs.get("max.message.bytes") or DEFAULT_MAX_MESSAGE_BYTES)
+    return min(record_bytes_max + added_bytes, MAX_MESSAGE_BYTES_MAX)
 
 
 def topic_before_3_6(topic: NewTopic) -> NewTopic:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.shared.clients.admin import (
-    DEFAULT_MAX_MESSAGE_BYTES,
     Admin,
     NewTopic,
     describe_configs_if_authorized,
     event_time_topic,
+    max_message_bytes_with,
 )
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import ConfigError, UnknownTopicOrPartition
@@ -125,8 +125,7 @@ async def _common_partitions(admin: Admin, topics: Sequence[str]) -> int:
 async def _rejected_bytes_max(admin: Admin, sources: Sequence[str]) -> int:
     """Return the bytes of the largest possible dead letter or late record: a source record with headers."""
     configs = [await describe_configs_if_authorized(admin, name) for name in sources]
-    limits = [int(each.get("max.message.bytes") or DEFAULT_MAX_MESSAGE_BYTES) for each in configs]
-    return max(limits) + DEAD_LETTER_OVERHEAD_MAX
+    return max(max_message_bytes_with(each, DEAD_LETTER_OVERHEAD_MAX) for each in configs)
 
 
 def new_output_topics(

@@ -112,6 +112,17 @@ async def test_a_shared_dead_letter_topic_is_as_large_as_its_largest_source(argu
             assert configs["max.message.bytes"] == str(10_000_000 + DEAD_LETTER_HEADROOM_BYTES)
 
 
+async def test_a_source_topic_may_have_the_largest_record_limit(arguments: list[str]) -> None:
+    """Its dead-letter topic then has the same `max.message.bytes`, because Kafka allows no larger one."""
+    async with FakeCluster() as cluster:
+        cluster.create_topic("clicks", configs={"max.message.bytes": str(2**31 - 1)})
+        async with running(cluster, arguments) as daemon:
+            while not daemon.check().ok:  # noqa: ASYNC110 - the daemon is another task
+                await asyncio.sleep(0)
+        async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+            assert (await admin.describe_configs("clicks-dlq"))["max.message.bytes"] == str(2**31 - 1)
+
+
 async def test_the_configs_of_a_source_topic_need_not_be_readable(arguments: list[str]) -> None:
     """Its records then count as large as Kafka's default allows."""
     async with FakeCluster() as cluster:

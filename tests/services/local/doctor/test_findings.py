@@ -162,6 +162,15 @@ def test_a_dead_letter_topic_needs_the_sources_record_size() -> None:
     assert dead_letter_findings(TopicFacts("metrics", 3, DEFAULTS), None, KAFKA) == []
 
 
+def test_a_dead_letter_topic_needs_at_most_the_largest_limit_of_kafka() -> None:
+    """If the source topic has the largest `max.message.bytes` of Kafka, its dead-letter topic needs the same."""
+    largest = configs(max_message_bytes=str(2**31 - 1))
+    source = TopicFacts("clicks", 3, largest, named=True)
+    (missing,) = dead_letter_findings(source, None, KAFKA)
+    assert missing.fix.endswith(f"--config max.message.bytes={2**31 - 1}")
+    assert dead_letter_findings(source, TopicFacts("clicks-dlq", 3, largest), KAFKA) == []
+
+
 def test_each_topic_has_the_rules_of_its_kind() -> None:
     """Missing and leaderless topics are problems, and a dead-letter topic's retention is not checked."""
     topics = {

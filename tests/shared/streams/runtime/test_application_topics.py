@@ -60,6 +60,20 @@ async def test_a_topic_that_is_written_and_read_is_created() -> None:
             assert rejected["max.message.bytes"] == str(topics.rejected_bytes_max)
 
 
+async def test_a_source_topic_may_have_the_largest_record_limit() -> None:
+    """Topics for its rejected records then have the same `max.message.bytes`, because Kafka allows no larger one."""
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    settings = StreamsSettings(application_id="app")
+    async with FakeCluster() as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        cluster.create_topic("in", configs={"max.message.bytes": str(2**31 - 1)})
+        await prepare_topics(kafka, settings, builder.build(), SYSTEM_CLOCK)
+        async with Admin(kafka) as admin:
+            for name in ("in-dlq", "in-late"):
+                assert (await admin.describe_configs(name))["max.message.bytes"] == str(2**31 - 1)
+
+
 async def test_a_late_topic_that_nothing_writes_to_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream without windows writes no late records, also if another stream has windows."""
     builder = StreamsBuilder()
