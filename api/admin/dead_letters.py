@@ -37,13 +37,17 @@ class DeadLetters(Protocol):
     async def topics(self) -> list[dict[str, Any]]:
         """Return a `DeadLetterTopic` for each dead-letter and late topic.
 
-        Markers of transactions are not counted. If `exact` is false, some records are not counted yet, and `records` is
-        an upper bound. The next call counts more of them.
+        Markers of transactions are not counted. `exact` is false in two cases:
+
+        1. Some records are not counted yet. `records` is an upper bound, and the next call counts more of them.
+        2. A partition has no leader. Its records are not in `records`.
         """
         ...
 
     async def read_newest(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
         """Return the newest records of a topic as `records`, and the number of records read to find them as `scanned`.
+
+        Partitions without a leader are not read.
 
         Dead letters are sorted by the time at which they were written, newest first. A late record has only its event
         time, so the newest offsets of each partition of a late topic are taken in turn.
@@ -88,7 +92,11 @@ Headers = Annotated[list[tuple[str, str | None]], Field(examples=[[["trace", "a"
 
 
 class DeadLetterTopic(TypedDict):
-    """A dead-letter or late topic. If `exact` is false, `records` is an upper bound."""
+    """A dead-letter or late topic.
+
+    `exact` is false if some records are not counted yet, or if a partition has no leader. Records that are not counted
+    yet make `records` an upper bound. The records of a partition without a leader are not in `records`.
+    """
 
     topic: DeadLetterTopicName
     kind: Literal["dead_letters", "late"]

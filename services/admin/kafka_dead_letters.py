@@ -164,14 +164,20 @@ class KafkaDeadLetters:
                 # One suffix: a late topic may have a dead-letter topic.
                 "source": name.removesuffix(DEAD_LETTER_SUFFIX if name.endswith(DEAD_LETTER_SUFFIX) else LATE_SUFFIX),
                 "records": sum(count.records for tp, count in counts.items() if tp.topic == name),
-                "exact": all(count.exact for tp, count in counts.items() if tp.topic == name),
+                "exact": all(p.leader is not None for p in descriptions[name].partitions)
+                and all(count.exact for tp, count in counts.items() if tp.topic == name),
             }
             for name in sorted(names)
         ]
 
     async def _partition_offsets(self, topics: Iterable[TopicDescription]) -> dict[TopicPartition, Offsets]:
-        """Return the first offset and the end of the committed records of each partition."""
-        tps = [TopicPartition(topic.name, p.partition) for topic in topics for p in topic.partitions]
+        """Return the first offset and the end of the committed records of each partition that has a leader."""
+        tps = [
+            TopicPartition(topic.name, p.partition)
+            for topic in topics
+            for p in topic.partitions
+            if p.leader is not None
+        ]
         if not tps:
             return {}
         first = await self._admin.list_offsets(dict.fromkeys(tps, "earliest"))

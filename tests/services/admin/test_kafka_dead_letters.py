@@ -70,6 +70,22 @@ async def test_transaction_markers_are_not_counted(kafka: KafkaSettings) -> None
         assert await dead_letters.topics() == []
 
 
+async def test_a_partition_without_a_leader_does_not_block_others() -> None:
+    """The other partitions are counted and read, and the count of the topic is not exact."""
+    async with FakeCluster(nodes=2) as cluster:
+        cluster.create_topic(TOPIC, partitions=2, replication_factor=1)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Admin(kafka) as admin, Producer(kafka) as producer:
+            await (await producer.send_many([ProducerRecord(TOPIC, b"v", partition=at) for at in (0, 1, 1)]))
+            stopped = cluster.leader(TOPIC, 0)
+            assert stopped is not None
+            await cluster.stop_node(stopped)
+            dead_letters = KafkaDeadLetters(kafka, admin)
+            (row,) = await dead_letters.topics()
+            assert (row["records"], row["exact"]) == (2, False)
+            assert len((await dead_letters.read_newest(TOPIC, 10, None))["records"]) == 2
+
+
 async def test_the_source_of_a_dead_letter_topic_may_be_a_late_topic(kafka: KafkaSettings) -> None:
     """Only the suffix that gives a topic its kind is removed from its name."""
     async with Admin(kafka) as admin:
