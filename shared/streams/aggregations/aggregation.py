@@ -19,7 +19,7 @@ import types
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, Self
 
 import msgspec
 import msgspec.inspect
@@ -513,18 +513,18 @@ _VERBATIM_TYPES = (
 def field_types(hint: Any) -> set[Any]:
     """Return the types that an aggregation's field may have by its annotation, except None.
 
-    A NewType counts as its supertype.
+    A NewType and a type alias (`type Ms = int`) count as the type that they stand for.
 
     >>> field_types(int | None)
     {<class 'int'>}
     """
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    options = typing.get_args(hint) if is_union else (hint,)
-    return {_supertype(t) for t in options if t is not types.NoneType}
-
-
-def _supertype(hint: Any) -> Any:
-    """Return the type that a NewType is made of; any other type is returned unchanged."""
-    while isinstance(hint, typing.NewType):
-        hint = hint.__supertype__
-    return hint
+    # Not by the class of an alias, which is in `typing` only since Python 3.12, and another in `typing_extensions`.
+    for name in ("__supertype__", "__value__"):
+        if hasattr(hint, name):
+            return field_types(getattr(hint, name))
+    origin = typing.get_origin(hint)
+    if origin is Annotated:
+        return field_types(typing.get_args(hint)[0])
+    if origin in (typing.Union, types.UnionType):
+        return {found for option in typing.get_args(hint) for found in field_types(option)}
+    return set() if hint is types.NoneType else {hint}

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import TypeAliasType
 
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.records import INT64_MAX, INT64_MIN
@@ -25,6 +26,7 @@ from penstock.shared.streams.aggregations.aggregation import (
     Mean,
     Min,
     Sum,
+    field_types,
 )
 from penstock.shared.streams.aggregations.collect import CollectList, CollectSet
 from penstock.shared.streams.aggregations.first_last import First, Last
@@ -241,6 +243,17 @@ def test_bound_columns_follow_the_annotation(field: str, type_: str) -> None:
 def test_first_and_last_of_a_new_type_keep_a_number(aggregation: Aggregation[Any]) -> None:
     """A NewType of int is kept as int64, as an int is."""
     assert aggregation.bind(Flight).result_type == "int64"
+
+
+ALIAS = TypeAliasType("ALIAS", int)
+OPTIONAL_ALIAS = TypeAliasType("OPTIONAL_ALIAS", Annotated[ALIAS, msgspec.Meta(ge=0)] | None)
+
+
+# A stream's values cannot have such a field before Python 3.12, since msgspec does not know the aliases.
+@pytest.mark.parametrize("hint", [ALIAS, ALIAS | None, OPTIONAL_ALIAS])
+def test_a_type_alias_counts_as_its_type(hint: Any) -> None:
+    """An alias (`type Ms = int`) counts as the type that it stands for, also if that is optional or constrained."""
+    assert field_types(hint) == {int}
 
 
 def test_a_mixed_annotation_is_a_float() -> None:
