@@ -152,13 +152,18 @@ def _headers_bytes(headers: Headers) -> int:
 
 
 def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
-    """Parse a record of a dead-letter topic. Raises DataError if a header is missing or invalid."""
+    """Parse a record of a dead-letter topic.
+
+    Raises DataError if a header is missing or invalid, or if the record is a rejected input of a node after a store.
+    """
     indexes = {name: index for index, (name, _) in enumerate(record.headers) if name in HEADERS}
     missing = [name for name in HEADERS if name not in indexes]
     where = coordinates_of(record)
-    node = next((value for name, value in record.headers if name == NODE), None)
-    if missing and node is not None:
-        name = node.decode(errors="replace")
+    # The record's own headers come first, and an application that reads a dead-letter topic forwards older ones. So the
+    # last of these two headers shows which kind of dead letter this is.
+    last, node = next((header for header in reversed(record.headers) if header[0] in (TOPIC, NODE)), ("", None))
+    if last == NODE:
+        name = (node or b"").decode(errors="replace")
         raise DataError(
             f"{where} is a rejected input of node {name!r} after a store: it has no source record to replay"
         )

@@ -17,6 +17,7 @@ from penstock.shared.clients.dead_letters.dead_letter import (
     CHANGELOG_ID,
     HEADERS,
     MESSAGE_BYTES_MAX,
+    NODE,
     OFFSET,
     SHORTENED_BYTES,
     DeadLetter,
@@ -33,7 +34,7 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, FakeCluster, Request
 
 headers = st.lists(
-    st.tuples(st.text(max_size=8) | st.sampled_from((*HEADERS, CHANGELOG_ID)), st.none() | st.binary(max_size=8)),
+    st.tuples(st.text(max_size=8) | st.sampled_from((*HEADERS, CHANGELOG_ID, NODE)), st.none() | st.binary(max_size=8)),
     max_size=6,
 )
 sources = st.builds(

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
+from penstock.shared.clients.dead_letters.dead_letter import DeadLetter, dead_letter_record, parse_dead_letter
 from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.errors import DataError, ProcessingFailed, RecordTooLarge
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
@@ -116,6 +116,22 @@ def test_a_dead_letter_of_an_output_cannot_be_replayed() -> None:
     record."""
     (dead_letter,) = closed_by_one_record("dead_letter").read("in-dlq")
     with pytest.raises(DataError, match="'map_values-2'"):
+        parse_dead_letter(as_consumed(dead_letter))
+
+
+def test_a_dead_letter_of_an_output_with_the_headers_of_a_dead_letter_cannot_be_replayed() -> None:
+    """An application that reads a dead-letter topic forwards records with a dead letter's headers. A replay would send
+    a dead letter of its output to the topic that these headers name.
+    """
+    builder = StreamsBuilder()
+    builder.table("in-dlq").to_stream().map_values(lambda value: value["x"]).to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    source = DeadLetter(ConsumerRecord("in", 0, 7, 0, b"k", b"{}"), "process", "E", "no", 1, "g")
+    older = dead_letter_record("in-dlq", source)
+    driver.pipe("in-dlq", key=older.key, value=older.value, headers=older.headers)
+    (dead_letter,) = driver.read("in-dlq-dlq")
+    assert set(older.headers) < set(dead_letter.headers)
+    with pytest.raises(DataError, match="'map_values-"):
         parse_dead_letter(as_consumed(dead_letter))
 
 
