@@ -321,8 +321,10 @@ def read_dead_letters(
     if deleted := [f"{store.dead_letters}-{p} before offset {first}" for p, first in held.earliest.items() if first]:
         not_compared.append(f"dead letters that are gone: {', '.join(deleted)}; their source records count as lost")
     rows = read_topic(spark, settings.kafka, store.dead_letters, held.earliest, held.latest, headers=True)
-    # Leave out dead letters of nodes after a store: the store already has their source records.
-    rows = rows.filter(~F.coalesce(F.exists("headers", lambda h: h["key"] == NODE), F.lit(False)))
+    # Leave out dead letters of nodes after a store: the store already has their source records. The last of these two
+    # headers shows which kind it is, as in `parse_dead_letter`.
+    kinds = F.filter("headers", lambda h: h["key"].isin(f"{PREFIX}topic", NODE))
+    rows = rows.filter(F.coalesce(F.try_element_at(kinds, F.lit(-1))["key"] != NODE, F.lit(True)))
     # A reset of the application deletes the changelog topic. So a dead letter from before a reset has another id than
     # `changelog_id`. A dead letter without one of the headers is not left out for it.
     for name, own in (("topic", store.source), ("group", settings.application), ("changelog_id", changelog_id)):

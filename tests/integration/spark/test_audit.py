@@ -19,6 +19,7 @@ from penstock.services.spark.audit.common_checks import unknown_coordinates
 from penstock.services.spark.audit.report import AuditReport, print_report, report_as_json
 from penstock.services.spark.audit.settings import AuditSettings
 from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, audit_exit_status
+from penstock.shared.clients.dead_letters.dead_letter import NODE
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Max, Mean, Sum
 from penstock.shared.streams.changelog.store_schema import StoreSchema
@@ -133,6 +134,19 @@ def test_output_of_the_engine_passes(lake: Lake, kind: str) -> None:
     assert (report.kind, report.store, report_as_json(report)["audit_ok"]) == (kind, "s", True)
     assert report.assumed == [f"the grace of {GRACE} ms was in force for all records"]
     assert [check.name for check in report.checks if check.name in ("windows", "lateness")] == ["windows", "lateness"]
+
+
+def test_a_record_with_the_headers_of_a_rejected_output_is_accounted_for(lake: Lake) -> None:
+    """An application that reads a dead-letter topic gets records with the headers of a rejected output. The dead letter
+    of such a record counts as that of any other record.
+    """
+    driver = play(lake.topic, "tumbling", 0)
+    before = len(driver.outputs[f"{lake.topic}-dlq"])
+    driver.pipe(lake.topic, key=b"a", value=b"{", timestamp=0, headers=[(NODE, b"map_values-2")])
+    lake.send([driver])
+    lake.write([driver])
+    report = lake.audit()
+    assert (differences(report), report.dead_letters) == ({}, before + 1)
 
 
 def doubled(table: str, rows: Rows) -> None:
