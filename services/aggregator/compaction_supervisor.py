@@ -42,6 +42,7 @@ from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.lake.compaction_history import Compaction
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import counter, gauge
+from penstock.shared.common.setting_names import without_settings
 
 log = get_logger(__name__)
 
@@ -100,11 +101,11 @@ def command(settings: AggregatorSettings) -> list[str]:
 
 
 def environment(settings: AggregatorSettings) -> dict[str, str]:
-    """Return the environment of the compaction job: that of this process, but with other PENSTOCK_ variables.
+    """Return the environment of the compaction job: that of this process, but with other settings.
 
-    The job's PENSTOCK_ variables have the settings of Kafka and the log, the lake's options and Spark's `conf`, which
-    may hold secrets. The lake's AWS_ options are variables too. The job reads no settings file; `command` passes the
-    other settings.
+    The settings are those of Kafka and the log, the lake's options and Spark's `conf`, which may hold secrets. The
+    lake's AWS_ options are variables too. The job reads no settings file, since the file may hold other settings, for a
+    `penstock compact` by hand. `command` passes the other settings.
     """
     connection = {}
     for name in type(settings.kafka).model_fields:
@@ -112,15 +113,12 @@ def environment(settings: AggregatorSettings) -> dict[str, str]:
         if value is not None:
             text = value.get_secret_value() if hasattr(value, "get_secret_value") else str(value)
             connection[f"PENSTOCK_KAFKA__{name.upper()}"] = text
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     options = {name.upper(): value for name, value in settings.streams.lake_options.items()}
     return (
-        inherited
+        without_settings(os.environ)
         | {name: value for name, value in options.items() if name.startswith("AWS_")}
         | connection
         | {
-            # A settings file may hold other settings, for a `penstock compact` by hand.
-            "PENSTOCK_CONFIG": os.devnull,
             "PENSTOCK_LAKE_OPTIONS": msgspec.json.encode(settings.streams.lake_options).decode(),
             "PENSTOCK_SPARK__CONF": msgspec.json.encode(settings.compaction.spark.conf).decode(),
             "PENSTOCK_LOG__FORMAT": settings.log.format,

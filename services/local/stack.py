@@ -23,7 +23,7 @@ from penstock.services.local import ports
 from penstock.shared.common.child_process import ChildDied, ChildProcess
 from penstock.shared.common.errors import FatalError
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
-from penstock.shared.common.setting_names import ENV_PREFIX
+from penstock.shared.common.setting_names import ENV_PREFIX, without_settings
 
 HOST = "127.0.0.1"
 # A shutdown may take this long, unless the spec of the service sets another limit.
@@ -212,12 +212,9 @@ class Stack:
     """The services of one machine, in the order of their start."""
 
     def __init__(self, folder: Path, *, hermetic: bool) -> None:
-        """`hermetic` children see neither PENSTOCK_ variables of this process nor a penstock.toml."""
+        """`hermetic` children see neither the settings in this process's environment nor a penstock.toml."""
         self._logs = folder / "logs"
-        self._inherited = {k: v for k, v in os.environ.items() if not (hermetic and k.startswith(ENV_PREFIX))}
-        # An empty file, since without PENSTOCK_CONFIG a penstock.toml of the current folder is read.
-        if hermetic:
-            self._inherited[f"{ENV_PREFIX}CONFIG"] = os.devnull
+        self._inherited = without_settings(os.environ) if hermetic else dict(os.environ)
         self.services: dict[str, Service] = {}
 
     async def start(self, spec: ServiceSpec, port: int = 0) -> Service:

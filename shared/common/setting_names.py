@@ -14,6 +14,7 @@ compared: names within a section are checked by the command that reads the secti
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
@@ -48,6 +49,20 @@ OTHER_VARIABLES = frozenset(
 # variables with Penstock's prefix that the user did not set.
 _OF_KUBERNETES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
 _KUBERNETES_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+
+
+def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a child process that inherits no setting: neither a variable nor a settings file.
+
+    >>> without_settings({"PATH": "/bin", "PENSTOCK_LAKE": "lake", "PENSTOCK_MAVEN_REPOSITORY": "https://m.example"})
+    {'PATH': '/bin', 'PENSTOCK_MAVEN_REPOSITORY': 'https://m.example', 'PENSTOCK_CONFIG': '/dev/null'}
+    """
+    found = {
+        name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX) or name in OTHER_VARIABLES
+    }
+    # An empty file, since without PENSTOCK_CONFIG a penstock.toml of the current folder is read.
+    found[f"{ENV_PREFIX}CONFIG"] = os.devnull
+    return found
 
 
 def paths(model: type[BaseModel], before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

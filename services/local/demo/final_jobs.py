@@ -24,7 +24,7 @@ from penstock.services.spark.main import AUDIT_FAILED, audit_exit_status
 from penstock.shared.common.child_process import ChildProcess
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
-from penstock.shared.common.setting_names import ENV_PREFIX
+from penstock.shared.common.setting_names import ENV_PREFIX, without_settings
 from penstock.shared.common.settings import KafkaSettings
 
 if TYPE_CHECKING:
@@ -166,14 +166,11 @@ async def run_in_child(
     """Run the jobs with these arguments of `main` in a child process.
 
     Returns its exit status, the results of the audit and of the comparison ({} if it printed none), and the ended
-    child. The child reads no configuration file, and of the PENSTOCK_ variables only the address of Kafka. A
-    cancellation ends the child.
+    child. The child reads no settings file, and its only setting is the address of Kafka. A cancellation ends the
+    child.
     """
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
-    environment |= {
-        f"{ENV_PREFIX}CONFIG": os.devnull,
-        f"{ENV_PREFIX}KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
-    }
+    environment = without_settings(os.environ)
+    environment[f"{ENV_PREFIX}KAFKA__BOOTSTRAP_SERVERS"] = kafka.bootstrap_servers
     command = [sys.executable, "-m", "penstock.services.local.demo.final_jobs", *arguments]
     child = await ChildProcess.start(command, log_file=log_file, name="the demo's last Spark jobs", env=environment)
     try:

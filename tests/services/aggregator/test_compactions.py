@@ -119,6 +119,12 @@ def test_the_environment_is_this_process_with_our_settings_replaced(monkeypatch:
     assert got["SOMETHING_ELSE"] == "kept"
 
 
+def test_the_job_downloads_jars_from_the_same_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job inherits the variable of the Maven repository, which is not a setting."""
+    monkeypatch.setenv("PENSTOCK_MAVEN_REPOSITORY", "https://maven.example/")
+    assert environment(settings())["PENSTOCK_MAVEN_REPOSITORY"] == "https://maven.example/"
+
+
 @pytest.mark.parametrize(("flags", "enabled"), [([], True), (["--no-compaction.enabled"], False)])
 def test_enabled_by_its_switch(flags: list[str], enabled: bool) -> None:
     """With a lake, compaction is on unless it is switched off."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -272,6 +273,21 @@ async def test_the_shutdown_timeout_is_passed_to_the_service(tmp_path: Path) -> 
             await asyncio.sleep(0)
         await stack.stop()
     assert not service.ended
+
+
+async def test_a_hermetic_service_inherits_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child gets no settings and no settings file of this process, but the Maven repository for its jars."""
+    monkeypatch.setenv("PENSTOCK_LAKE", "stale")
+    monkeypatch.setenv("PENSTOCK_CONFIG", "penstock.toml")
+    monkeypatch.setenv("PENSTOCK_MAVEN_REPOSITORY", "https://maven.example/")
+    names = ("PENSTOCK_LAKE", "PENSTOCK_CONFIG", "PENSTOCK_MAVEN_REPOSITORY")
+    (tmp_path / "ends.py").write_text(f"import os; print(*(os.environ.get(name) for name in {names}))")
+    stack = Stack(tmp_path, hermetic=True)
+    service = await stack.start(ServiceSpec("ends", {}, module="ends", environment={"PYTHONPATH": str(tmp_path)}))
+    async with asyncio.timeout(30):
+        await service.wait()
+    assert (tmp_path / "logs" / "ends.log").read_text().split() == ["None", os.devnull, "https://maven.example/"]
+    await stack.stop()
 
 
 @pytest.mark.parametrize("health", ["<html>", "[]", "{}", "[" * 100_000])
