@@ -3,8 +3,8 @@
 This module contains no address. It looks in this order:
 
 1. `PENSTOCK_MAVEN_REPOSITORY`, the base URL of a repository.
-2. A mirror of Maven Central in the user's `~/.m2/settings.xml`, or in the settings of the installed Maven, with the
-   credentials that `<servers>` has for the mirror's id.
+2. A mirror of Maven Central in the user's `~/.m2/settings.xml` or in the settings of the installed Maven, with the
+   credentials that `<servers>` in either file has for the mirror's id.
 3. Maven Central, at the address in the installed Maven, or in the Ivy that comes with pyspark.
 """
 
@@ -78,11 +78,9 @@ def find_repository(environ: Mapping[str, str]) -> Repository:
     files = [home_folder(environ) / ".m2" / "settings.xml"]
     if maven is not None:
         files.append(maven / "conf" / "settings.xml")
-    for file in files:
-        if (text := _read_settings_file(file)) is not None and (
-            found := mirror_of_central(text, file, environ)
-        ) is not None:
-            return found
+    texts = {file: text for file in files if (text := _read_settings_file(file)) is not None}
+    if (found := mirror_of_central(texts, environ)) is not None:
+        return found
     known = maven_central(maven, _ivy_folder())
     if known is None:
         raise JarsUnavailable(
@@ -122,37 +120,52 @@ def maven_central(maven: Path | None, ivy_folder: Path | None) -> str | None:
     return None
 
 
-def mirror_of_central(text: str, file: Path, environ: Mapping[str, str]) -> Repository | None:
-    """The mirror of Maven Central in `text`, a settings.xml; None if there is none.
+def mirror_of_central(texts: Mapping[Path, str], environ: Mapping[str, str]) -> Repository | None:
+    """The mirror of Maven Central in `texts`, the text of each settings.xml, the user's first; None if there is none.
 
-    As in Maven, a mirror whose `mirrorOf` is exactly `central` precedes one with a pattern. Raises JarsUnavailable for
-    invalid XML, a URL that is not http(s), a variable of the server's credentials that is not set, or a password that
-    only Maven can decrypt.
+    As in Maven, the files are merged, and a mirror whose `mirrorOf` is exactly `central` precedes one with a pattern.
+    Raises JarsUnavailable for invalid XML, a URL that is not http(s), a variable of the server's credentials that is
+    not set, or a password that only Maven can decrypt.
     """
-    try:
-        settings = ElementTree.fromstring(text)  # noqa: S314  (the user's own file)
-    except ElementTree.ParseError as e:
-        raise JarsUnavailable(f"{file} cannot be read: {e}; fix it, or set {REPOSITORY_VARIABLE}") from None
-    mirrors = settings.findall("{*}mirrors/{*}mirror")
-    exact = [mirror for mirror in mirrors if _element_text(mirror, "mirrorOf") == CENTRAL]
-    for mirror in exact or (mirror for mirror in mirrors if covers_central(_element_text(mirror, "mirrorOf"))):
+    settings = {file: _parse_settings(file, text) for file, text in texts.items()}
+    mirrors = _merge_elements(settings, "{*}mirrors/{*}mirror")
+    servers = _merge_elements(settings, "{*}servers/{*}server")
+    exact = [one for one in mirrors if _element_text(one[1], "mirrorOf") == CENTRAL]
+    for file, mirror in exact or (one for one in mirrors if covers_central(_element_text(one[1], "mirrorOf"))):
         name = _element_text(mirror, "id")
+        source = f"the mirror {name} of {file}"
         url = _interpolate_variables(_element_text(mirror, "url"), environ)
-        servers = settings.findall("{*}servers/{*}server")
-        server = next((server for server in servers if name and _element_text(server, "id") == name), None)
-        if server is None:
-            return _parse_repository(url, f"the mirror {name} of {file}")
+        found = next((one for one in servers if name and _element_text(one[1], "id") == name), None)
+        if found is None:
+            return _parse_repository(url, source)
+        server_file, server = found
         username = _interpolate_variables(_element_text(server, "username"), environ)
         password = _interpolate_variables(_element_text(server, "password"), environ)
         if unset := re.search(r"\$\{env\.[^}]+\}", username + password):
-            raise JarsUnavailable(f"the server {name} in {file} uses {unset[0]}, which is not set")
+            raise JarsUnavailable(f"the server {name} in {server_file} uses {unset[0]}, which is not set")
         if re.fullmatch(r".*\{.+\}.*", password):
             raise JarsUnavailable(
-                f"the password of the server {name} in {file} is encrypted, which only Maven can read: set "
+                f"the password of the server {name} in {server_file} is encrypted, which only Maven can read: set "
                 f"{REPOSITORY_VARIABLE} to the mirror's URL with the credentials in it (https://USER:PASSWORD@HOST/…)"
             )
-        return _parse_repository(url, f"the mirror {name} of {file}", username or None, password or None)
+        return _parse_repository(url, source, username or None, password or None)
     return None
+
+
+def _parse_settings(file: Path, text: str) -> ElementTree.Element:
+    try:
+        return ElementTree.fromstring(text)  # noqa: S314  (the user's own file)
+    except ElementTree.ParseError as e:
+        raise JarsUnavailable(f"{file} cannot be read: {e}; fix it, or set {REPOSITORY_VARIABLE}") from None
+
+
+def _merge_elements(settings: Mapping[Path, ElementTree.Element], path: str) -> list[tuple[Path, ElementTree.Element]]:
+    """The elements of all files, each with its file. An element replaces those with its id in later files."""
+    merged = list[tuple[Path, ElementTree.Element]]()
+    for file, root in settings.items():
+        names = {_element_text(element, "id") for _, element in merged}
+        merged += [(file, one) for one in root.findall(path) if _element_text(one, "id") not in names]
+    return merged
 
 
 def covers_central(mirror_of: str) -> bool:

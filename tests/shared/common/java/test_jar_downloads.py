@@ -401,11 +401,11 @@ def test_a_mirror_of_the_user_with_its_credentials(tmp_path: Path, namespace: st
 def test_a_mirror_of_central_alone_goes_before_a_pattern() -> None:
     """As in Maven, an exact id has precedence over patterns, and of those the first one is used."""
     both = mirror("all", "external:*") + mirror("central-only", "central")
-    assert str(mirror_of_central(settings(both), SETTINGS, {})).count("central-only.example") == 1
+    assert str(mirror_of_central({SETTINGS: settings(both)}, {})).count("central-only.example") == 1
     patterns = mirror("first", "a,central") + mirror("second", "*")
-    assert str(mirror_of_central(settings(patterns), SETTINGS, {})).count("first.example") == 1
-    assert mirror_of_central(settings(mirror("other", "*,!central")), SETTINGS, {}) is None
-    assert mirror_of_central("<settings/>", SETTINGS, {}) is None
+    assert str(mirror_of_central({SETTINGS: settings(patterns)}, {})).count("first.example") == 1
+    assert mirror_of_central({SETTINGS: settings(mirror("other", "*,!central"))}, {}) is None
+    assert mirror_of_central({SETTINGS: "<settings/>"}, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -421,20 +421,20 @@ def test_a_variable_that_is_not_set_is_an_error() -> None:
     """The error names the variable of the server's password."""
     text = settings(mirror("ours", "*"), server("ours", "ann", "${env.SECRET}"))
     with pytest.raises(JarsUnavailable, match=r"server ours .*\{env.SECRET\}"):
-        mirror_of_central(text, SETTINGS, {})
+        mirror_of_central({SETTINGS: text}, {})
 
 
 def test_the_error_for_an_invalid_url_has_no_credentials() -> None:
     """An address without `https://` is rejected, and its credentials are not shown."""
     with pytest.raises(JarsUnavailable, match=r"'host/maven'$"):
-        mirror_of_central(settings(mirror("ours", "*", url="ann:secret@host/maven")), SETTINGS, {})
+        mirror_of_central({SETTINGS: settings(mirror("ours", "*", url="ann:secret@host/maven"))}, {})
 
 
 def test_an_encrypted_password_is_an_error() -> None:
     """An encrypted password is an error that names the variable to use instead and not the password."""
     text = settings(mirror("ours", "*"), server("ours", "ann", "{COQLCE6DU6GtcS5P=}"))
     with pytest.raises(JarsUnavailable, match=f"ours .*encrypted.*{REPOSITORY_VARIABLE}") as raised:
-        mirror_of_central(text, SETTINGS, {})
+        mirror_of_central({SETTINGS: text}, {})
     assert "COQLCE" not in str(raised.value)
 
 
@@ -452,6 +452,27 @@ def test_the_installed_maven_has_settings_too(tmp_path: Path) -> None:
     assert find_repository(environ).url == "https://company.example/maven/"
     (tmp_path / "home" / ".m2" / "settings.xml").write_text(settings(mirror("own", "*")))
     assert find_repository(environ).url == "https://own.example/maven/"
+
+
+def test_both_settings_files_are_merged(tmp_path: Path) -> None:
+    """As in Maven, both files together are one list of mirrors and one of servers. The user's come first.
+
+    An element of the user's file replaces one of the installed Maven with the same id.
+    """
+    maven = installed_maven(tmp_path / "maven")
+    of_maven = maven / "conf" / "settings.xml"
+    of_user = tmp_path / "home" / ".m2" / "settings.xml"
+    environ = {**home(tmp_path / "home"), "PATH": str(maven / "bin")}
+    of_maven.write_text(settings(mirror("ours", "*"), server("ours", "all", "x")))
+    of_user.write_text(settings("", server("ours", "ann", "secret")))
+    ours = Repository("https://ours.example/maven/", f"the mirror ours of {of_maven}", "ann", "secret")
+    assert find_repository(environ) == ours
+    of_maven.write_text(settings(mirror("exact", "central") + mirror("ours", "*"), server("own", "all", "x")))
+    of_user.write_text(settings(mirror("own", "*")))
+    assert find_repository(environ).url == "https://exact.example/maven/"
+    of_user.write_text(settings(mirror("own", "*") + mirror("exact", "other")))
+    own = Repository("https://own.example/maven/", f"the mirror own of {of_user}", "all", "x")
+    assert find_repository(environ) == own
 
 
 @pytest.mark.parametrize("by", ["PATH", "MAVEN_HOME"])
