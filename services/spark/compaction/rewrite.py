@@ -12,13 +12,14 @@ import pyarrow.compute as pc
 
 from penstock.services.spark.compaction.delta_writer import FILE_ROWS, DataFile, DeltaFiles
 from penstock.services.spark.table_columns import INDEXED, PROGRESS, STATE
+from penstock.shared.common.row_positions import key_hash
 from penstock.shared.streams.windows.window_columns import newest_of_each_window
 
 # A partition with more rows is rewritten in several passes, to bound the memory.
 PASS_ROWS = 5_000_000
 # A partition with more bytes of compressed files is rewritten in several passes, too.
 PASS_BYTES = 128 * 1024 * 1024
-# Multiplication by this odd number spreads the windows' starts evenly over the passes.
+# Multiplication by this odd number spreads the windows evenly over the passes.
 SPREAD = -7046029254386353131
 
 
@@ -68,10 +69,12 @@ def _select_window_rows_of_pass(rows: pa.Table, nth: int, passes: int) -> pa.Tab
     # A file with progress rows alone has no columns of windows.
     if passes == 1 or not len(windows):
         return windows
-    # Split by the window's start. Starts are often multiples of the window's size, so their lower bits do not spread:
-    # multiply first and use the higher bits.
+    # Split by key and start, since one key may have most windows, and all rows of a store without windows start at 0.
+    # Starts are often multiples of the window's size, so their lower bits do not spread: multiply first and use the
+    # higher bits.
+    hashes = np.fromiter(map(key_hash, windows.column("key").to_pylist()), np.int64, len(windows))
     starts = windows.column("start_ms").to_numpy().astype(np.int64)
-    return windows.filter(pa.array((starts * np.int64(SPREAD) >> 33) % passes == nth))
+    return windows.filter(pa.array(((hashes + starts) * np.int64(SPREAD) >> 33) % passes == nth))
 
 
 def rows_to_keep(rows: pa.Table) -> pa.Table:

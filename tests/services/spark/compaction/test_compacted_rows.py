@@ -655,6 +655,24 @@ def test_a_rewritten_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert {name: progress[name] for name in kept} == {name: newest[name] for name in kept}
 
 
+@pytest.mark.parametrize(("keys", "starts"), [(400, 1), (200, 2), (1, 400)])
+def test_a_rewrite_holds_no_more_rows_than_about_a_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: int, starts: int
+) -> None:
+    """The passes get about equally many rows, also for a store without windows and for one key."""
+    monkeypatch.setattr(of_rewrite, "PASS_ROWS", 100)
+    newest = {"row": "progress", "partition": 2, "changelog_offset": 20, "appended": "{}"}
+    folder = tmp_path / "partition=2"
+    folder.mkdir()
+    rows = [window("s", f"k{i % keys}", i // keys * 60_000, i) for i in range(keys * starts)]
+    pq.write_table(pa.Table.from_pylist(rows, STATE_SCHEMA).drop_columns(["partition"]), folder / "0.parquet")
+    crowded = RewriteInput(2, ["partition=2/0.parquet"], len(rows), 9, [newest])
+    (done,) = rewrite(str(tmp_path), {})(msgspec.msgpack.encode([crowded]))
+    *passes, progress = [file.rows for file in msgspec.msgpack.decode(done, type=list[DataFile])]
+    assert (len(passes), sum(passes), progress) == (5, 400, 1)
+    assert max(passes) <= 100
+
+
 def test_a_rewritten_file_has_no_more_rows_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Further rows are in further files with other names. The progress row is in the last file."""
     monkeypatch.setattr(of_rewrite, "FILE_ROWS", 2)
