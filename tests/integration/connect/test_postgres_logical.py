@@ -223,6 +223,25 @@ async def test_unchanged_large_values_of_a_changed_table(url: str, db: Any, chan
         await task.stop()
 
 
+async def test_unchanged_large_values_of_a_domain(url: str, db: Any) -> None:
+    """An unchanged large value of a domain is read from the table in the form of the domain's base type."""
+    await db.execute("CREATE DOMAIN image AS bytea; CREATE DOMAIN code AS varchar(3)")
+    await db.execute("ALTER TABLE src ALTER id TYPE code, ADD w image; ALTER TABLE src ALTER w SET STORAGE EXTERNAL")
+    task = await started(url, Context())
+    try:
+        assert await task.poll() == []
+        await db.execute("INSERT INTO src VALUES ('one', 'v', $1)", LARGE.encode())
+        await db.execute("UPDATE src SET v = 'new'")
+        records = await polled(task)
+        assert [record.value for record in records] == [
+            {"id": "one", "v": "v", "w": LARGE.encode()},
+            {"id": "one", "v": "new", "w": LARGE.encode()},
+        ]
+    finally:
+        await task.stop()
+        await db.execute("DROP TABLE src; DROP DOMAIN image; DROP DOMAIN code")
+
+
 async def test_changes_of_partitions_are_records_of_the_partitioned_table(url: str, db: Any) -> None:
     """A change in a partition is a record of the partitioned table in `table.whitelist`. A publication that names
     partitions is an error that names the fix.

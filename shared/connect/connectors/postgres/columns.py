@@ -49,6 +49,7 @@ TYPE_NAMES = {
     1082: "date", 1083: "time", 1114: "timestamp", 1184: "timestamptz", 1700: "numeric",
 }  # fmt: skip
 """The types whose values do not become strings, by OID, which is the same in every database."""
+TYPE_OIDS = {name: oid for oid, name in TYPE_NAMES.items()}
 _READ_TYPES = {*TYPE_NAMES.values(), "text", "varchar", "bpchar"}
 """The types that a query returns without a cast to text. The cast would cut spaces off bpchar."""
 _COLUMN_TYPES = {

@@ -33,6 +33,7 @@ from penstock.shared.connect.connectors.postgres import sql
 from penstock.shared.connect.connectors.postgres.bulk_read import HOLD_S, BulkRead
 from penstock.shared.connect.connectors.postgres.columns import (
     TYPE_NAMES,
+    TYPE_OIDS,
     Attribute,
     TypeName,
     schema_of,
@@ -47,6 +48,7 @@ from penstock.shared.connect.connectors.postgres.pgoutput import (
     Insert,
     Relation,
     Truncate,
+    Type,
     Update,
     Values,
     decode_pgoutput,
@@ -207,6 +209,8 @@ class SlotReader:
         self._progress = progress
         self._wanted = {name if "." in name else f"public.{name}": name for name in values["table.whitelist"]}
         self._tables: dict[int, _CapturedTable | None] = {}
+        self._base_types: dict[int, int] = {}
+        """By OID of a type: the OID of its base type if that is in `TYPE_NAMES`, otherwise its own."""
         self._begun = Begin(0, 0)
         self._change = 0
         self.incomplete: list[IncompleteRow] = []
@@ -224,6 +228,10 @@ class SlotReader:
         if isinstance(message, Begin):
             self._begun = message
             self._change = 0
+        elif isinstance(message, Type):
+            # A type in a schema, such as an enum, may have the name of one of Postgres's types.
+            base = None if message.namespace else TYPE_OIDS.get(message.name)
+            self._base_types[message.oid] = base or message.oid
         elif isinstance(message, Relation):
             self._tables[message.oid] = self._captured_table(message)
         elif isinstance(message, Truncate):
@@ -242,6 +250,11 @@ class SlotReader:
         return []
 
     def _captured_table(self, relation: Relation) -> _CapturedTable | None:
+        columns = [
+            column._replace(type_oid=self._base_types.get(column.type_oid, column.type_oid))
+            for column in relation.columns
+        ]
+        relation = relation._replace(columns=tuple(columns))
         qualified = f"{relation.namespace}.{relation.name}"
         if self._wanted and qualified not in self._wanted:
             return None
@@ -418,12 +431,11 @@ class LogicalReader:
         """
         # The log describes the table as it was at the update. The table may have changed since then.
         columns = await connection.fetch(
-            "SELECT attrelid::regclass::text AS table, attname AS name, atttypid, format_type(atttypid, -1) AS type "
-            "FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped",
+            f"SELECT $1::oid::regclass::text AS table, c.* FROM ({sql.columns_of_table('$1')}) c",
             row.table.relation.oid,
         )
         types = {column["name"]: column["type"] for column in columns}
-        kinds = {column["name"]: TYPE_NAMES.get(column["atttypid"]) for column in columns}
+        kinds = {column["name"]: TYPE_NAMES.get(column["type_oid"]) for column in columns}
         logged = {column.name: TYPE_NAMES.get(column.type_oid) for column in row.table.relation.columns}
         names = [name for name in row.names if name in types and kinds[name] == logged[name]]
         if not names or not row.key or not row.key.keys() <= types.keys():

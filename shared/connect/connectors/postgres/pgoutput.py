@@ -82,6 +82,17 @@ class Relation(NamedTuple):
     columns: tuple[RelationColumn, ...]
 
 
+class Type(NamedTuple):
+    """A type that is not Postgres's own, in the next Relation. A domain has schema and name of its base type.
+
+    The schema of Postgres's own types is empty.
+    """
+
+    oid: int
+    namespace: str
+    name: str
+
+
 class Insert(NamedTuple):
     """A new row."""
 
@@ -112,12 +123,12 @@ class Truncate(NamedTuple):
 
 
 class Other(NamedTuple):
-    """A message that is ignored: a commit, an origin, a type, or an application's message."""
+    """A message that is ignored: a commit, an origin, or an application's message."""
 
     kind: str
 
 
-Message = Begin | Relation | Insert | Update | Delete | Truncate | Other
+Message = Begin | Relation | Type | Insert | Update | Delete | Truncate | Other
 
 
 def decode_pgoutput(data: bytes) -> Message:
@@ -140,6 +151,9 @@ def _decode_message(cursor: _Cursor) -> Message:
         identity = cursor.letter()
         (count,) = cursor.take("!H")
         return Relation(oid, namespace, name, identity, tuple(cursor.column() for _ in range(count)))
+    if kind == "Y":
+        (oid,) = cursor.take("!I")
+        return Type(oid, cursor.text(), cursor.text())
     if kind == "T":
         (count,) = cursor.take("!Ix")
         return Truncate(cursor.take(f"!{count}I"))

@@ -56,6 +56,22 @@ def quoted_columns(names: Iterable[str]) -> str:
     return ",".join(quoted_column(name) for name in names)
 
 
+def columns_of_table(oid: str) -> str:
+    """Return the query for the columns of the table with this OID, in order: `name`, `type` and `type_oid`.
+
+    The type of a domain is its base type. `oid` is an SQL expression.
+    """
+    return (
+        "WITH RECURSIVE c (name, number, type_oid, modifier) AS ("
+        "SELECT attname, attnum, atttypid, atttypmod FROM pg_attribute "
+        f"WHERE attrelid = {oid} AND attnum > 0 AND NOT attisdropped "
+        "UNION ALL SELECT name, number, typbasetype, typtypmod FROM c JOIN pg_type t ON t.oid = type_oid "
+        "WHERE typtype = 'd') "
+        "SELECT name, format_type(type_oid, modifier) AS type, type_oid FROM c JOIN pg_type t ON t.oid = type_oid "
+        "WHERE typtype <> 'd' ORDER BY number"
+    )
+
+
 def create_table(name: str, fields: Mapping[str, tuple[str, bool]], key: tuple[str, ...]) -> str:
     """Return the statement that creates a table. `fields` has each column's type, and whether it is NOT NULL."""
     lines = [

@@ -26,6 +26,7 @@ from penstock.shared.connect.connectors.postgres.pgoutput import (
     Relation,
     RelationColumn,
     Truncate,
+    Type,
     Update,
     decode_pgoutput,
     lsn_of,
@@ -43,7 +44,11 @@ from tests.shared.connect.connectors.postgres.recorded import (
     DELETE_WHOLE,
     INSERT,
     INSERT_ODD,
+    INSERT_SOLD,
     ODD,
+    PRICE,
+    SIZE,
+    SOLD,
     SRC,
     TRUNCATE,
     UPDATE,
@@ -101,6 +106,14 @@ def test_an_insert_becomes_a_record() -> None:
         ("__lsn", LSN),
         ("__source_ts_ms", 1795346955952),
     ]
+
+
+def test_a_column_of_a_domain_has_the_base_type() -> None:
+    """A column of a domain has the base type, as in the other modes. A type of a schema is text, whatever its name."""
+    [record] = read(changes()[0], BEGIN, PRICE, SIZE, SOLD, INSERT_SOLD)
+    assert record.value == {"id": 1, "price": Decimal("1.50"), "size": "x"}
+    assert record.value_schema is not None
+    record.value_schema.validate(record.value)
 
 
 def test_a_delete_becomes_a_tombstone_or_the_known_columns() -> None:
@@ -244,6 +257,12 @@ def test_a_relation_describes_a_table() -> None:
     odd = decode_pgoutput(ODD)
     assert isinstance(odd, Relation)
     assert (odd.name, odd.identity, [column.is_key for column in odd.columns]) == ("Odd", "f", [True, True])
+
+
+def test_a_type_has_the_name_of_its_base_type() -> None:
+    """Type has a type's OID, with schema and name of the base type. The schema of Postgres's own types is empty."""
+    assert decode_pgoutput(PRICE) == Type(16387, "", "numeric")
+    assert decode_pgoutput(SIZE) == Type(16394, "s", "int4")
 
 
 def test_inserts_updates_deletes_and_truncates() -> None:
