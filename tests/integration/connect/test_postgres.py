@@ -212,6 +212,32 @@ async def test_fractions_are_not_truncated(url: str, db: Any) -> None:
         await db.execute("DROP TABLE t; DROP DOMAIN quantity")
 
 
+@pytest.mark.parametrize("mode", ["insert", "upsert"])
+async def test_a_domain_is_written_as_its_base_type(url: str, db: Any, mode: str) -> None:
+    """Values of a domain have the form of its base type. A value that the domain's constraint rejects is reported."""
+    await db.execute("CREATE DOMAIN amount AS numeric(9,2) CHECK (VALUE > 0); CREATE DOMAIN price AS amount")
+    await db.execute(
+        "CREATE DOMAIN doc AS jsonb; CREATE DOMAIN code AS varchar(3); CREATE DOMAIN moment AS timestamptz"
+    )
+    await db.execute("CREATE TABLE t (id amount PRIMARY KEY, p price, d doc, c code, at moment)")
+    task = PostgresSinkTask()
+    task.context = sink_context.Context(reporter := sink_context.Reporter())
+    await task.start({"name": "c", "connection.url": url, "pk.mode": "record_key", "insert.mode": mode})
+    good = {"p": 1.5, "d": {"a": 1}, "c": 7, "at": 0}
+    values = [good, {**good, "p": -1}, {**good, "c": "long"}]
+    try:
+        given = [
+            SinkRecord("t", 0, None, {"id": n + 1.251}, None, value, kafka_offset=n) for n, value in enumerate(values)
+        ]
+        await task.put(given)
+        query = "SELECT id::text, p::text, d::text, c, extract(epoch from at)::int FROM t"
+        assert await rows_of(db, query) == [("1.25", "1.50", '{"a": 1}', "7", 0)]
+        assert reporter.reported == [(TP, 1), (TP, 2)]
+    finally:
+        await task.stop()
+        await db.execute("DROP TABLE t; DROP DOMAIN price, amount, doc, code, moment")
+
+
 async def test_a_value_that_its_column_cannot_have_is_reported(url: str, db: Any) -> None:
     """A value that the driver cannot convert to the type of its column is an error of its record alone."""
     await db.execute("CREATE TABLE t (id int, d date, c time, n numeric, i interval, p point, at timestamptz, j jsonb)")

@@ -46,10 +46,6 @@ log = get_logger(__name__)
 
 STAGINGS_MAX = 256
 """The maximum number of temporary tables, one for each set of columns."""
-COLUMNS = """
-SELECT attname AS name, format_type(atttypid, atttypmod) AS type
-FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
-"""
 
 
 def sink_settings() -> ConfigDef:
@@ -400,7 +396,7 @@ class PostgresSinkTask(SinkTask):
         await change_schema(connection, statement)
 
     async def _describe_table(self, connection: Any, name: str) -> sql.SqlTable | None:
-        rows = await connection.fetch(COLUMNS, sql.quoted(name))
+        rows = await connection.fetch(sql.columns_of_table("to_regclass($1)"), sql.quoted(name))
         if not rows:
             return None
         return sql.SqlTable(name, {row["name"]: row["type"] for row in rows})
