@@ -174,6 +174,36 @@ async def test_a_poll_after_a_failed_poll_returns_all_records(url: str, db: Any)
         await task.stop()
 
 
+async def test_a_change_fails_after_all_before_it_are_stored(url: str, db: Any) -> None:
+    """A change that cannot become a record fails the task when all records before it are stored, so that none is lost
+    if the change is skipped. The error has the offset that skips the change.
+    """
+    await db.execute("ALTER TABLE src ADD d date")
+    context = Context()
+    task = await started(url, context)
+    assert await task.poll() == []
+    await db.execute("INSERT INTO src VALUES (1, 'a', now()), (2, 'b', '20204-01-01'), (3, 'c', now())")
+    records = await polled(task)
+    assert ids(records) == [("c", 1)]
+    await task.commit()
+    assert not await task.poll()
+    context.offset_storage_reader.stored = records[-1].source_offset
+    await task.commit()
+    with pytest.raises(ConnectError, match="20204-01-01") as failed:
+        await polled(task)
+    await task.stop()
+    skipping = {**records[-1].source_offset, "change": 2}
+    assert json.dumps(skipping) in str(failed.value)
+    task = await started(url, context)
+    with pytest.raises(ConnectError, match="20204-01-01"):
+        await polled(task)
+    await task.stop()
+    context.offset_storage_reader.stored = skipping
+    task = await started(url, context)
+    assert ids(await polled(task)) == [("c", 3)]
+    await task.stop()
+
+
 async def test_the_slot_may_move_for_longer_than_a_statement(url: str, db: Any) -> None:
     """`statement.timeout.ms` does not limit the move of the slot, which takes long if there is much log to decode."""
     context = Context()

@@ -20,6 +20,7 @@ After a read has ended, the slot may move to its end as soon as all records of t
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections import deque
@@ -93,6 +94,11 @@ class SlotProgress:
 
     def __repr__(self) -> str:
         return f"<SlotProgress {lsn_text(self.read[0])} {self.read[1]}, {len(self._marks)} marks>"
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the position stored is the position read."""
+        return self._stored >= self.read
 
     def mark(self, lsn: int) -> None:
         """Record that a read of the slot has ended: there is nothing more to read up to `lsn`."""
@@ -222,7 +228,7 @@ class SlotReader:
         """Return the records for one message of the slot: none unless it is a new change of a captured table.
 
         A change makes one record, or two if an update changes the key. Rows of updates that lack large values are added
-        to `self.incomplete`.
+        to `self.incomplete`. Raises ConnectError with the offset after the change if it cannot become a record.
         """
         message = decode_pgoutput(data)
         if isinstance(message, Begin):
@@ -245,8 +251,16 @@ class SlotReader:
             # After a reconnect, Postgres sends changes again from the slot's position on. Those at or before the
             # position already read made their records before.
             if table is not None and position > self._progress.read:
+                try:
+                    made = list(self._changes_of_message(table, message))
+                except ConnectError as e:
+                    after = {"partition": self._partition, "offset": self._offset(self._change)}
+                    raise ConnectError(
+                        f"{e}; to skip this change, stop the connector, alter its offsets with "
+                        f"{json.dumps({'offsets': [after]})}, and resume it"
+                    ) from None
                 self._progress.read = position
-                return self._source_records(table, list(self._changes_of_message(table, message)))
+                return self._source_records(table, made)
         return []
 
     def _captured_table(self, relation: Relation) -> _CapturedTable | None:
@@ -299,10 +313,12 @@ class SlotReader:
         }
         self.incomplete.append(IncompleteRow(table, list(missing), key, value))
 
+    def _offset(self, change: int) -> dict[str, Any]:
+        return {"lsn": lsn_text(self._begun.final_lsn), "change": change}
+
     def _source_records(
         self, table: _CapturedTable, made: Sequence[tuple[str, Row | None, Row | None]]
     ) -> list[SourceRecord]:
-        lsn = lsn_text(self._begun.final_lsn)
         topic = self._values["topic.prefix"] + table.name
         records = []
         for at, (operation, key, value) in enumerate(made, start=1):
@@ -310,13 +326,13 @@ class SlotReader:
             change = self._change if at == len(made) else self._change - 1
             headers = (
                 Header("__op", operation, STRING),
-                Header("__lsn", lsn, STRING),
+                Header("__lsn", lsn_text(self._begun.final_lsn), STRING),
                 Header("__source_ts_ms", self._begun.committed_ms, INT64),
             )
             records.append(
                 SourceRecord(
                     topic, None, table.key_schema, key, None if value is None else table.schema, value,
-                    source_partition=self._partition, source_offset={"lsn": lsn, "change": change}, headers=headers,
+                    source_partition=self._partition, source_offset=self._offset(change), headers=headers,
                 )
             )  # fmt: skip
         return records
@@ -336,6 +352,8 @@ class LogicalReader:
         self._copy = ""
         self._reading: BulkRead | None = None
         self._has_records = False
+        self._failure: ConnectError | None = None
+        """Why the change after the position read cannot become a record."""
         self._move_to: int | None = None
         self.is_idle = False
 
@@ -350,8 +368,15 @@ class LogicalReader:
     async def read(self, connection: Any) -> list[SourceRecord]:
         """Return the next records. Several calls may return the records of one read of the slot.
 
-        Sets `is_idle` to True if this call ended a read of the slot without any record, otherwise to False.
+        Sets `is_idle` to True if this call ended a read of the slot without any record, or waits until the records
+        before a failure are stored, otherwise to False. Raises ConnectError if a change cannot become a record.
         """
+        if self._failure is not None:
+            # The change may be skipped by its offset, so the records before it must be stored.
+            if self._progress.is_stored:
+                raise self._failure
+            self.is_idle = True
+            return []
         if connection is not self._connection:
             self._reading = None
             await self._prepare_replication(connection)
@@ -373,9 +398,19 @@ class LogicalReader:
     async def _read_changes(self, connection: Any, reading: BulkRead) -> list[SourceRecord]:
         rows = await reading.rows()
         self._changes.incomplete.clear()
-        records = [record for row in rows for record in self._changes.records(row["data"])]
+        records: list[SourceRecord] = []
+        failure: ConnectError | None = None
+        try:
+            for row in rows:
+                records += self._changes.records(row["data"])
+        except ConnectError as e:
+            failure = e
         for incomplete in self._changes.incomplete:
             await self._complete_large_values(connection, incomplete)
+        self._failure = failure
+        if failure is not None:
+            # The read does not end, so the slot stays before the change.
+            return records
         self._has_records = self._has_records or bool(records)
         if len(rows) < self._values["batch.max.rows"]:
             self._reading = None

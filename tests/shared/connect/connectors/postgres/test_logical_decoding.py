@@ -6,7 +6,9 @@ The changes are bytes that Postgres 15 wrote.
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -189,6 +191,25 @@ def test_a_key_column_missing_from_old_rows_is_an_error() -> None:
             read(changes(key_columns=["name"])[0], BEGIN, SRC, message)
     with pytest.raises(ConnectError, match="not all of nope"):
         read(changes(key_columns=["nope"])[0], BEGIN, SRC)
+
+
+def test_a_change_without_a_record_can_be_skipped() -> None:
+    """The error for a change that cannot become a record has the offset after it. From there on, reading continues.
+
+    The position stays before the change.
+    """
+    bad = INSERT.replace(b"2024-", b"0000-")
+    made, progress = changes()
+    assert len(read(made, BEGIN, SRC, INSERT)) == 1
+    with pytest.raises(ConnectError, match=r"src\.at: .*0000-") as failed:
+        read(made, bad)
+    assert progress.read == (lsn_of(LSN), 1)
+    text = re.search(r"alter its offsets with (\{.*\})", str(failed.value))
+    assert text is not None
+    [altered] = json.loads(text[1])["offsets"]
+    assert altered["partition"] == PARTITION
+    made, _ = changes(altered["offset"])
+    assert [number for *_, number in shown(read(made, BEGIN, SRC, INSERT, bad, DELETE))] == [3]
 
 
 def test_stored_changes_are_not_read_again() -> None:
