@@ -322,6 +322,20 @@ async def send_in_transaction(
     raises the error, and the producer must be closed. The error's `maybe_written` is true if the result of the commit
     is unknown.
     """
+    result = await _try_transaction(producer, records, last_record)
+    # The coordinator forgets a producer that is idle for `transactional.id.expiration.ms` (by default 7 days), and
+    # rejects its next transaction. The abort has requested a new producer id (KIP-360).
+    if isinstance(result, TransactionAborted):
+        log.info("the transaction is repeated", reason=str(result))
+        result = await _try_transaction(producer, records, last_record)
+    return result
+
+
+async def _try_transaction(
+    producer: Producer,
+    records: Sequence[ProducerRecord],
+    last_record: Callable[[Sequence[Outcome]], ProducerRecord] | None,
+) -> Sequence[Outcome] | PenstockError:
     await producer.begin_transaction()
     try:
         outcomes = await (await producer.send_many(list(records)))

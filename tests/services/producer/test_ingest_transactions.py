@@ -51,6 +51,30 @@ async def test_atomic_requests_are_idempotent_under_any_settings(settings: Produ
     assert acks == [ACKS_ALL]
 
 
+@pytest.mark.parametrize("is_keyed", [False, True], ids=["atomic", "keyed"])
+async def test_a_transaction_after_a_long_pause_is_stored(is_keyed: bool) -> None:
+    """The coordinator forgets a transactional id after seven days without a transaction. The next request is stored."""
+    async with FakeCluster() as cluster, asyncio.timeout(30):
+        cluster.create_topic("clicks")
+        kafka = DEFAULT_KAFKA.model_copy(update={"bootstrap_servers": cluster.bootstrap_servers})
+        async with Admin(kafka) as admin:
+            transactor = KafkaTransactor(kafka, ProducerSettings(), IngestSettings(idempotency_partitions=1), admin)
+
+            async def send(value: bytes) -> None:
+                records = [ProducerRecord("clicks", value)]
+                if is_keyed:
+                    key = IdempotencyKey(value * 32, b"f" * 32)
+                    await transactor.send_keyed(key, records, lambda _: StoredResponse(200, b""))
+                else:
+                    await transactor.send_atomic(records)
+
+            await send(b"1")
+            cluster._state.transactions.known.clear()
+            await send(b"2")
+            await transactor.close(20_000)
+        assert [record.value for record in cluster.records("clicks")] == [b"1", b"2"]
+
+
 async def test_a_foreign_record_among_the_keys_is_the_services_fault() -> None:
     """If a record in the topic of keys is not Penstock's, the response to a request with a key of this partition is
     503, and nothing is stored. The error and the log have its offset.
