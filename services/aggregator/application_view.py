@@ -166,7 +166,7 @@ class ApplicationView:
         return {"stores": merge_stores(found), "missing": missing_rows(missing)}
 
     async def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> dict[str, Any]:
-        """Return open windows of all instances."""
+        """Return open windows of all instances that answer, only those that match `key` unless it is empty."""
         parts = self._partition_owners()
         _check_partitions_known(parts)
         pages = open_window_pages(self._own.application, store, key)

@@ -19,7 +19,8 @@ An automatic commit (`commit_strategy`, revocation, close) leaves that record ou
 the listener during close leaves it out as well. No automatic commit goes below an offset that the user has committed,
 unless the position has moved back since.
 
-Each lookup of an offset ends within `request_timeout_ms`, or raises KafkaTimeout.
+Outside of polls, each lookup of an offset ends within `request_timeout_ms`, or raises KafkaTimeout. Polls retry their
+lookups instead.
 """
 
 from __future__ import annotations
