@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,6 +14,8 @@ from penstock.services.connect.property_files import ConnectorFile, read_connect
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import nearest
 from penstock.shared.common.settings import LogSettings
+from penstock.shared.connect.config_def import Type, parse
+from penstock.shared.connect.config_provider import ConfigTransformer
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.runtime.client_settings import unknown_properties
 from penstock.shared.connect.runtime.plugins import Plugins
@@ -51,10 +53,21 @@ def read_command_line(mode: Mode, arguments: Sequence[str]) -> CommandLine:
         raise ConfigError("a distributed worker does not accept connectors on the command line; create them over REST")
     log = {name.removeprefix("log."): flags.pop(name) for name in LOG_FLAGS if name in flags}
     props = read_properties(files[0]) | flags
-    converter_class = Plugins.installed().converter_class
-    config = (DistributedConfig if mode == "distributed" else StandaloneConfig)(props, converter_class)
+    config = _resolved_worker_config(DistributedConfig if mode == "distributed" else StandaloneConfig, props)
     connectors = {path: read_connector_file(path) for path in files[1:]}
     return CommandLine(mode, config, connectors, LogSettings.model_validate(log))
+
+
+def _resolved_worker_config(
+    config_class: type[DistributedConfig | StandaloneConfig], props: Mapping[str, str]
+) -> DistributedConfig | StandaloneConfig:
+    """Return the worker's settings with variables replaced by their values. An error has the variables instead."""
+    names = parse("config.providers", Type.LIST, props.get("config.providers", ""))
+    transformer = ConfigTransformer.of_worker(names, props)
+    try:
+        return config_class(transformer.resolve(props), Plugins.installed().converter_class)
+    except ConfigError as e:
+        raise ConfigError(transformer.masking(props)(str(e))) from None
 
 
 def _split_arguments(arguments: Sequence[str]) -> tuple[list[Path], dict[str, str]]:

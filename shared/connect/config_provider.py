@@ -7,6 +7,8 @@ A task configuration that a connector returns has values. If a setting in it has
 started, the worker stores the setting with its variables. A value that the connector has changed, or copied into
 another setting, is stored as it is.
 
+A worker's own settings may have variables too. They are replaced by their values when the worker reads its file.
+
 `config.providers` names a worker's providers. As in Kafka Connect, the default is none: otherwise, a client that may
 create connectors could read the worker's environment and files.
 

@@ -51,6 +51,34 @@ def test_flags_override_the_file(worker: Path) -> None:
     assert command_line.log.level == "debug"
 
 
+def test_variables_of_the_workers_file_are_resolved(worker: Path, tmp_path: Path) -> None:
+    """Variables in the worker's own settings and flags are replaced by their values, also in the properties that
+    converters and the processes of connectors get."""
+    secrets = tmp_path / "secrets"
+    secrets.write_text("kafka=s3cret\ntoken=0123456789abcdef\n")
+    lines = [
+        "config.providers=file",
+        f'sasl.jaas.config=PlainLoginModule required username="ann" password="${{file:{secrets}:kafka}}";',
+        f"value.converter.basic.auth.user.info=ann:${{file:{secrets}:kafka}}",
+    ]
+    worker.write_text(worker.read_text() + "\n".join(lines))
+    config = read_command_line("distributed", [str(worker), f"--rest.auth.token=${{file:{secrets}:token}}"]).config
+    assert config.kafka.sasl_password is not None
+    assert config.kafka.sasl_password.get_secret_value() == "s3cret"
+    assert config["rest.auth.token"].value == "0123456789abcdef"
+    assert config.props["value.converter.basic.auth.user.info"] == "ann:s3cret"
+
+
+def test_an_invalid_setting_is_reported_with_its_variable(worker: Path, tmp_path: Path) -> None:
+    """The error for an invalid setting has the variable instead of its value, as the value may be a secret."""
+    (tmp_path / "secret").write_text("s3cret")
+    flags = ["--config.providers=dir", f"--session.timeout.ms=${{dir:{tmp_path}:secret}}"]
+    with pytest.raises(ConfigError, match=r"session\.timeout\.ms") as raised:
+        read_command_line("distributed", [str(worker), *flags])
+    assert f"${{dir:{tmp_path}:secret}}" in str(raised.value)
+    assert "s3cret" not in str(raised.value)
+
+
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help_of_a_mode_is_printed(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`--help` prints the usage, also after the mode and a file."""
