@@ -14,6 +14,7 @@ from penstock.services.connect.property_files import ConnectorFile, read_connect
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import nearest
 from penstock.shared.common.settings import LogSettings
+from penstock.shared.common.user_modules import add_to_search_path
 from penstock.shared.connect.config_def import Type, parse
 from penstock.shared.connect.config_provider import ConfigTransformer
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
@@ -44,6 +45,7 @@ class CommandLine:
 def read_command_line(mode: Mode, arguments: Sequence[str]) -> CommandLine:
     """Read the command line of `penstock connect` and the files that it names.
 
+    The current folder is added to Python's search path, so that the user's connectors and converters are found there.
     Raises ConfigError if the command line, a file or a setting of the worker is invalid.
     """
     files, flags = _split_arguments(arguments)
@@ -53,6 +55,7 @@ def read_command_line(mode: Mode, arguments: Sequence[str]) -> CommandLine:
         raise ConfigError("a distributed worker does not accept connectors on the command line; create them over REST")
     log = {name.removeprefix("log."): flags.pop(name) for name in LOG_FLAGS if name in flags}
     props = read_properties(files[0]) | flags
+    add_to_search_path()
     config = _resolved_worker_config(DistributedConfig if mode == "distributed" else StandaloneConfig, props)
     connectors = {path: read_connector_file(path) for path in files[1:]}
     return CommandLine(mode, config, connectors, LogSettings.model_validate(log))

@@ -22,10 +22,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from penstock.services.consumer.handler_timeouts import CallLimits
@@ -44,6 +42,7 @@ from penstock.shared.common.serialization import (
     json_deserializer,
     struct_deserializer,
 )
+from penstock.shared.common.user_modules import add_to_search_path
 
 Records = tuple[ProducerRecord, ...]
 
@@ -154,9 +153,7 @@ def load_object(spec: str, setting: str) -> Any:
     module_name, _, path = spec.partition(":")
     if not module_name or not path:
         raise ConfigError(f"{setting}: expected module:name, got {spec!r}")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    here = add_to_search_path()
     try:
         found: Any = importlib.import_module(module_name)
     except MissingExtra:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.user_modules import add_to_search_path
 from penstock.shared.streams.topology import Topology
 
 NAME_PATTERN = r"^\w[\w.]*:\w+$"
@@ -21,10 +20,7 @@ def load_function(name: str, setting: str, folder: str | None = None) -> Callabl
     error of the module's code is raised unchanged.
     """
     module, _, function = name.partition(":")
-    search_path = folder or str(Path.cwd())
-    if search_path not in sys.path:
-        # The search path of a console script lacks the current folder.
-        sys.path.insert(0, search_path)
+    add_to_search_path(folder)
     try:
         imported = importlib.import_module(module)
     except ImportError as e:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,16 @@ def test_an_unknown_converter_is_rejected(worker: Path, setting: str, name: str)
     """An unknown class, or one that is no converter, is a ConfigError with the setting's name."""
     with pytest.raises(ConfigError, match=rf"{re.escape(name)}.*{re.escape(setting)}"):
         read_command_line("distributed", [str(worker), f"--{setting}={name}"])
+
+
+def test_a_plugin_of_the_current_folder_is_found(worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A converter or connector may be in a module of the folder in which the worker is started."""
+    text = "from penstock.connect.converters import JsonConverter\nclass Own(JsonConverter): ..."
+    (tmp_path / "plugins_of_the_folder.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    command_line = read_command_line("distributed", [str(worker), "--value.converter=plugins_of_the_folder.Own"])
+    assert command_line.config["value.converter"] == "plugins_of_the_folder.Own"
 
 
 def test_a_standalone_worker_accepts_connector_files(tmp_path: Path) -> None:
