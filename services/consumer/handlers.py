@@ -42,7 +42,7 @@ from penstock.shared.common.serialization import (
     json_deserializer,
     struct_deserializer,
 )
-from penstock.shared.common.user_modules import add_to_search_path
+from penstock.shared.common.user_modules import add_to_search_path, lacks_module
 
 Records = tuple[ProducerRecord, ...]
 
@@ -159,7 +159,7 @@ def load_object(spec: str, setting: str) -> Any:
     except MissingExtra:
         raise
     except ImportError as e:
-        if isinstance(e, ModuleNotFoundError) and f"{module_name}.".startswith(f"{e.name}."):
+        if lacks_module(e, module_name):
             raise ConfigError(f"{setting}: no module {e.name!r} (searched from {here})") from None
         raise ConfigError(f"{setting}: {spec}: {e}") from e
     except (TypeError, ValueError) as e:

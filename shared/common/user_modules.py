@@ -15,3 +15,16 @@ def add_to_search_path(folder: str | None = None) -> str:
     if added not in sys.path:
         sys.path.insert(0, added)
     return added
+
+
+def lacks_module(error: Exception, module: str) -> bool:
+    """Return whether the error of a module's import means that there is no such module.
+
+    Otherwise the module exists, and an import within it failed.
+
+    >>> lacks_module(ModuleNotFoundError(name="shop"), "shop.handlers")
+    True
+    >>> lacks_module(ModuleNotFoundError(name="asyncpg"), "shop.handlers")
+    False
+    """
+    return isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")

@@ -25,6 +25,7 @@ from aiokafka.protocol import admin
 
 from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable, ConfigError, PenstockError
 from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.common.user_modules import lacks_module
 
 OAUTH_SEPARATOR = "\x01"
 SECRET_STRUCTS = (
@@ -180,7 +181,7 @@ def _import_token_provider(path: str) -> Callable[[], Any]:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as e:
         # The module exists, and an import within it failed: this is the user's error, not a wrong setting.
-        if e.name is None or not f"{module_name}.".startswith(f"{e.name}."):
+        if not lacks_module(e, module_name):
             raise
         raise ConfigError(f"{setting}: no module {e.name!r}") from None
     for part in name.split("."):

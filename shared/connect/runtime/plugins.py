@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from penstock.shared.common.errors import ConfigError, MissingExtra
 from penstock.shared.common.log import get_logger
+from penstock.shared.common.user_modules import lacks_module
 from penstock.shared.connect.builtin import BUILTIN, builtin
 from penstock.shared.connect.connector import Connector, SinkConnector, SourceConnector
 from penstock.shared.connect.converter import Converter, HeaderConverter
@@ -191,7 +192,7 @@ def _import_plugin_class(path: str, base: type) -> type | None:
         found = getattr(importlib.import_module(module), name, None)
     except Exception as e:
         # A module may raise any error on import.
-        if not isinstance(e, ModuleNotFoundError):
+        if not lacks_module(e, module):
             log.warning("a plugin's module cannot be imported", module=module, error=str(e))
         return None
     return found if isinstance(found, type) and issubclass(found, base) and not inspect.isabstract(found) else None

@@ -6,6 +6,7 @@ import importlib
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import structlog.testing
@@ -53,6 +54,20 @@ def test_a_class_path_needs_no_registration() -> None:
     ):
         with pytest.raises(ConfigError, match=f"name matches {re.escape(name)}, "):
             Plugins([]).connector_class(name)
+
+
+def test_a_class_whose_module_cannot_be_imported_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the module of a class path lacks one of its own dependencies, the log names the dependency. If the module
+    itself does not exist, nothing is logged."""
+    (tmp_path / "connector_with_dependency.py").write_text("import nowhere_at_all")
+    monkeypatch.syspath_prepend(tmp_path)
+    with structlog.testing.capture_logs() as logged:
+        for name in ("connector_with_dependency.Own", "no.such.Class"):
+            with pytest.raises(ConfigError):
+                Plugins([]).connector_class(name)
+    assert {(line["module"], line["error"]) for line in logged} == {
+        ("connector_with_dependency", "No module named 'nowhere_at_all'")
+    }
 
 
 def test_plugins_are_listed_under_kafkas_names() -> None:
