@@ -91,7 +91,7 @@ class KafkaSample:
     brokers: int | None = None
     groups: Sequence[GroupSample] = ()
     groups_omitted: int = 0
-    """The number of groups left out of the sample because there are too many."""
+    """The number of groups left out of the sample: there are too many, or the principal may not describe them."""
     error: str = ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import httpx
 from prometheus_client import CollectorRegistry
@@ -130,7 +130,8 @@ class KafkaSource:
     async def sample(self) -> KafkaSample:
         """Query Kafka now, and return the cluster and its groups.
 
-        If Kafka does not answer in time or answers with an error, the sample has only the reason, in `error`.
+        Groups that the principal may not describe, and those beyond GROUPS_MAX, are only counted. If Kafka does not
+        answer in time or answers with an error, the sample has only the reason, in `error`.
         """
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
@@ -143,18 +144,21 @@ class KafkaSource:
             return KafkaSample(error=f"no response within {self._timeout_ms} ms")
         except PenstockError as e:
             return KafkaSample(error=str(e) or type(e).__name__)
-        groups = [group for group in described if group is not None]
-        return KafkaSample(cluster.cluster_id, len(cluster.brokers), groups, max(0, len(listings) - GROUPS_MAX))
+        groups = [group for group in described if not isinstance(group, str)]
+        omitted = max(0, len(listings) - GROUPS_MAX) + described.count("unauthorized")
+        return KafkaSample(cluster.cluster_id, len(cluster.brokers), groups, omitted)
 
-    async def _sample_group(self, group_id: str) -> GroupSample | None:
-        """Return the group's state, number of members and total lag; None if it was deleted meanwhile."""
+    async def _sample_group(self, group_id: str) -> GroupSample | Literal["deleted", "unauthorized"]:
+        """Return the group's state, number of members and total lag, or why it has none."""
         try:
             description = await self._admin.describe_group(group_id)
             lag = await self._total_lag(group_id)
         except GroupNotFound:
-            return None
+            return "deleted"
+        except AuthorizationFailed:
+            return "unauthorized"
         if description.state == DEAD:
-            return None
+            return "deleted"
         return {"group": group_id, "state": description.state, "members": len(description.members), "lag": lag}
 
     async def _total_lag(self, group_id: str) -> int | None:

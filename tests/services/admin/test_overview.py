@@ -26,7 +26,7 @@ from penstock.services.admin.overview_sources import (
     services_client,
     sum_metrics,
 )
-from penstock.shared.clients.admin import GroupListing, PartitionLag
+from penstock.shared.clients.admin import GroupDescription, GroupListing, PartitionLag
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import (
     AuthorizationFailed,
@@ -269,6 +269,26 @@ async def test_groups_beyond_the_limit_are_counted_and_deleted_ones_left_out() -
     assert names[0] == f"g{GROUPS_MAX + 19:03}"
     assert "g000" not in names
     assert len(names) == GROUPS_MAX - 1
+
+
+class Restricted(MemoryAdmin):
+    """The principal may list the group `secret`, but may not describe it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups["secret"] = {}
+
+    async def describe_group(self, group_id: str) -> GroupDescription:
+        if group_id == "secret":
+            raise AuthorizationFailed("group secret")
+        return await super().describe_group(group_id)
+
+
+async def test_a_group_that_may_not_be_described_is_only_counted() -> None:
+    """A group that the principal may not describe is counted as omitted, and the sample has all else."""
+    sample = await KafkaSource(Restricted()).sample()
+    assert (sample.error, sample.cluster_id, sample.groups_omitted) == ("", "c-1", 1)
+    assert [group["group"] for group in sample.groups] == ["banks"]
 
 
 class WithoutLag(MemoryAdmin):
