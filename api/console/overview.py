@@ -501,7 +501,7 @@ def restore_estimate_s(tasks: Sequence[Mapping[str, Any]], services: Sequence[Se
     """Return the estimated seconds that a restore of all `tasks` would take now, from the restores that they report.
 
     A restore reads the live rows in the snapshot, and the changelog records after it. Returns None if no task has
-    been restored, or if no service reports the number of these records.
+    been restored, or if no service reports the number of these changelog records.
     """
     restores = [
         (task["restore_ms"], (task.get("restored_windows") or 0) + (task.get("restored_changelog_records") or 0))

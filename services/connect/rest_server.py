@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from penstock.api.settings import Credential, check_secrets, is_loopback
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings
+from penstock.shared.connect.redaction import VARIABLE
 from penstock.shared.connect.runtime.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
@@ -52,8 +53,12 @@ def guarded_rest_app(app: StartingApp, config: WorkerConfig, http: HttpSettings)
     Connect.
 
     At a loopback address, open REST accepts only loopback names as Host header, unless `rest.advertised.host.name` is
-    set. Raises ConfigError for an invalid user, or a secret that is too short or used twice.
+    set. Raises ConfigError for an invalid user, or a secret that is too short, used twice or a variable without a value.
     """
+    for name in ("rest.auth.token", "rest.auth.users"):
+        # Its text, which anyone can guess, would be the secret.
+        if VARIABLE.search(config[name].value):
+            raise ConfigError(f"{name}: the variable has no value, or config.providers does not name its provider")
     token = SecretStr(config["rest.auth.token"].value) if config["rest.auth.token"].value else None
     users: dict[str, Credential] = {}
     for pair in config.rest_users:

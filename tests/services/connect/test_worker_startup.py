@@ -229,7 +229,13 @@ async def test_rest_requires_the_configured_credentials(worker: Path) -> None:
     assert await status(flags, "http://worker.example/health") == 503
     assert await status(flags, "http://worker.example/metrics/") == 503, "a trailing slash makes no difference"
     assert (await status([]), await status([], "http://elsewhere.example/connectors")) == (503, 421)
-    for wrong in ("--rest.auth.users=ann", "--rest.auth.token=short"):
+    unset = "${env:TOKEN_THAT_IS_NOT_SET}"
+    for wrong in (
+        "--rest.auth.users=ann",
+        "--rest.auth.token=short",
+        f"--rest.auth.token={unset}",
+        f"--rest.auth.users=ann:{unset}",
+    ):
         config = read_command_line("distributed", [str(worker), wrong]).config
         with pytest.raises(ConfigError, match=r"rest\.auth"):
             guarded_rest_app(StartingApp(), config, rest_listener(config))
