@@ -101,7 +101,8 @@ class BatchJob:
     """Runs batches of one application on a Spark session. `run()` may be called any number of times."""
 
     def __init__(self, spark: SparkSession, settings: BatchSettings, log: Log) -> None:
-        """Raises ConfigError if the topology has internal topics, global tables, or names that the lake rejects."""
+        """Raises ConfigError if the topology has internal topics, global tables, or names that the lake rejects. With
+        `files`, also if it has several source topics."""
         self.spark = spark
         self.settings = settings
         self.log = log
@@ -110,6 +111,8 @@ class BatchJob:
         """The failed steps after the commits of all compactions of the last batch."""
         self.topology = load_topology(settings.topology, settings.topology_options).of_application(settings.application)
         require_whole_partitions(self.topology)
+        if settings.files is not None:
+            require_one_source(self.topology)
         require_lake_names(self.topology.schemas())
 
     def run(self) -> BatchReport:
@@ -252,12 +255,7 @@ class BatchJob:
         self, prepared: PreparedTopics, held: Held, known: Mapping[int, Progress], live_from: Offsets
     ) -> list[TaskResult]:
         settings = self.settings
-        sources = self.topology.source_topics()
-        topic = settings.topic or (sources[0] if len(sources) == 1 else "")
-        if topic not in sources:
-            raise ConfigError(
-                f"topic: {topic or 'unset'}: `files` replace one source topic of the topology: {', '.join(sources)}"
-            )
+        (topic,) = self.topology.source_topics()
         fingerprint = fingerprint_of(self.spark, settings, topic, prepared.partitions)
         done = partitions_done(settings.application, known, fingerprint)
         if len(done) == prepared.partitions:
@@ -298,6 +296,14 @@ def require_whole_partitions(topology: Topology) -> None:
             f"topology: a batch runs each partition separately, and this topology needs {', '.join(beyond)} as well: "
             "a topic that it writes itself, or a global table"
         )
+
+
+def require_one_source(topology: Topology) -> None:
+    """Raises ConfigError if the topology has several source topics, for a batch over files."""
+    # The files have the history of one topic. The aggregator begins at `live_from` in all topics, so it would never read
+    # the earlier records of the others.
+    if len(sources := topology.source_topics()) > 1:
+        raise ConfigError(f"files: they replace the only source topic, and this topology reads {', '.join(sources)}")
 
 
 def partitions_done(application: str, known: Mapping[int, Progress], fingerprint: str) -> tuple[int, ...]:

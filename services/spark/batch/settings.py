@@ -23,7 +23,7 @@ EXPLICIT_OFFSETS = re.compile(r"earliest|latest|\d+:\d+(,\d+:\d+)*")
 LIVE_FROM_FORMATS = (
     "earliest, latest, partition:offset (comma-separated), a time as ISO 8601 (UTC) or as ms since the epoch"
 )
-OF_FILES = ("key_column", "value_column", "topic", "live_from")
+OF_FILES = ("key_column", "value_column", "live_from")
 
 
 def require_live_from(text: str) -> str:
@@ -59,7 +59,6 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
     )
     format: Literal["parquet", "json", "csv"] = Field(default="parquet", description="of `files`; json: one a line")
     reader_options: dict[str, str] = Field(default={}, description="of Spark's reader of `files`, such as header=false")
-    topic: str | None = Field(default=None, description="source topic that `files` stand for; default: the only one")
     key_column: str | None = Field(
         default=None, description="of `files`: the record key; without it, records have none"
     )

@@ -60,6 +60,21 @@ def test_a_topology_that_needs_more_than_its_partition_is_rejected() -> None:
     require_whole_partitions(builder.build())
 
 
+def test_files_of_one_of_several_source_topics_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The aggregator would never read the records of the other topics before `live_from`."""
+    one, two = StreamsBuilder(), StreamsBuilder()
+    one.stream("clicks").to("out")
+    two.stream("clicks").join(two.table("users"), lambda click, user: click).to("out")
+    topologies = {"a:one": one.build(), "a:two": two.build()}
+    monkeypatch.setattr(batch, "load_topology", lambda name, options: topologies[name])
+    common: dict[str, Any] = {"application": "app", "lake": "lake"}
+    session: Any = None
+    with pytest.raises(ConfigError, match="this topology reads clicks, users"):
+        BatchJob(session, BatchSettings(**common, topology="a:two", files="f", live_from="latest"), str)
+    BatchJob(session, BatchSettings(**common, topology="a:one", files="f", live_from="latest"), str)
+    BatchJob(session, BatchSettings(**common, topology="a:two"), str)
+
+
 def test_partitions_with_something_to_read_are_planned() -> None:
     """They are read from the tables' offsets, else from the first offset.
 

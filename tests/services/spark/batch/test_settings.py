@@ -23,7 +23,7 @@ def load(*flags: str) -> BatchSettings:
         (["--every=0s"], "every: .*'0s'"),
         (["--processing-guarantee=at_least_once"], "processing_guarantee: .*at_least_once"),
         (["--live-from=latest"], "live_from: only with files"),
-        (["--key-column=a", "--topic=t"], "key_column, topic: only with files"),
+        (["--key-column=a", "--live-from=latest"], "key_column, live_from: only with files"),
         (["--files=f"], "files also need live_from"),
         (["--files=f", "--live-from=2026-02-30"], "live_from: .*'2026-02-30'"),
         (["--files=f", "--live-from=latest", "--every=5m"], "every: .*files"),
