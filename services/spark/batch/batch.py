@@ -300,10 +300,10 @@ def require_whole_partitions(topology: Topology) -> None:
 
 def require_one_source(topology: Topology) -> None:
     """Raises ConfigError if the topology has several source topics, for a batch over files."""
-    # The files have the history of one topic. The aggregator begins at `live_from` in all topics, so it would never read
-    # the earlier records of the others.
+    # The files have the history of one topic. The aggregator begins at `live_from` in all of them, so it would never
+    # read the earlier records of the others.
     if len(sources := topology.source_topics()) > 1:
-        raise ConfigError(f"files: they replace the only source topic, and this topology reads {', '.join(sources)}")
+        raise ConfigError(f"files: they replace the only source topic; this topology reads {', '.join(sources)}")
 
 
 def partitions_done(application: str, known: Mapping[int, Progress], fingerprint: str) -> tuple[int, ...]:

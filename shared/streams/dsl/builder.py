@@ -105,8 +105,8 @@ class StreamsBuilder:
         # Maps each repartition topic to the node before it and the stream behind it.
         self._repartitioned: dict[str, tuple[str, Stream]] = {}
         self._null_key_topics: set[str] = set()
-        # These aggregates still need a call of on_close() or on_update().
-        self._without_emission: dict[str, None] = {}
+        # These aggregates still need a call of on_close() or on_update(). Two of them may have the same default name.
+        self._without_emission: list[str] = []
 
     @overload
     def stream(
@@ -319,8 +319,7 @@ class StreamsBuilder:
         """
         if not self._topology.nodes:
             raise ConfigError("topology: no stream was defined")
-        if self._without_emission:
-            name = next(iter(self._without_emission))
+        for name in self._without_emission:
             raise ConfigError(f"aggregate({name!r}): say when to forward its results: .on_close() or .on_update()")
         require_known_stores(self._topology)
         require_no_loops(self._topology)
@@ -936,7 +935,7 @@ class WindowedGroup(Generic[K, V]):
         # which must be kept.
         if self._rule.kind != "session":
             bound = {LATEST: Latest(), **bound}
-        self._stream._builder._without_emission[name] = None
+        self._stream._builder._without_emission.append(name)
         return WindowedTable(self._stream, name, self._rule, bound)
 
 
@@ -968,7 +967,7 @@ class WindowedTable(Generic[K]):
         builder = stream._builder
         schema = _aggregate_store_schema(stream, name, rule, emit, bound)
         _add_aggregate_store(stream, schema, bound)
-        builder._without_emission.pop(name, None)
+        builder._without_emission.remove(name)
         node = ProcessorNode(name, lambda: WindowAggregate(name, rule, bound, emit), (name,))
         builder._add_node(node, (stream._node,))
         encode = encode_json if emit == "on_close" else encode_updates

@@ -188,6 +188,16 @@ def test_an_aggregate_needs_one_emission() -> None:
         windows.on_update()
 
 
+def test_each_of_two_aggregates_with_one_name_needs_an_emission() -> None:
+    """The emission of the first aggregate is not that of the second."""
+    builder = StreamsBuilder()
+    windows = counted(builder)
+    counted(builder)
+    windows.on_close()
+    with pytest.raises(ConfigError, match=r"aggregate\('s'\): say when"):
+        builder.build()
+
+
 @pytest.mark.parametrize("is_rekeyed", [False, True])
 def test_loops(is_rekeyed: bool) -> None:
     """A sink is rejected if its records come from its own topic, also through an intermediate topic."""
