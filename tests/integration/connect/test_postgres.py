@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -836,6 +837,23 @@ async def test_types_without_a_counterpart_are_text_of_postgres(url: str, db: An
         assert record.value == {**expected, "p": "(1,2)", "c": "x  ", 'a "b': "1 day 02:00:00"}
     finally:
         await db.execute("ALTER DATABASE postgres RESET datestyle")
+        await task.stop()
+
+
+@pytest.mark.parametrize("mode", ["bulk", "incrementing"])
+async def test_the_end_of_a_day_is_its_last_time(url: str, db: Any, mode: str) -> None:
+    """The time 24:00:00, also as the result of rounding, is read as the last time before it. Other times are exact."""
+    await db.execute("CREATE TABLE src (id int, since time, until time, rounded time(0), none time)")
+    await db.execute("INSERT INTO src VALUES (1, '07:30:00.000001', '24:00:00', '23:59:59.9')")
+    task = PostgresSourceTask()
+    task.initialize(Context())
+    settings = {"connection.url": url, "mode": mode, "incrementing.column.name": "id", "topic.prefix": ""}
+    await task.start({**settings, "table.whitelist": "src"})
+    try:
+        [record] = await task.poll() or []
+        exact = {"id": 1, "since": dt.time(7, 30, 0, 1), "none": None}
+        assert record.value == {**exact, "until": dt.time.max, "rounded": dt.time.max}
+    finally:
         await task.stop()
 
 

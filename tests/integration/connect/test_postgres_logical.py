@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
@@ -249,6 +250,19 @@ async def test_unchanged_large_values_of_a_changed_table(url: str, db: Any, chan
         records = await polled(task)
         assert ids(records) == [("c", 1), ("u", 1)]
         assert records[-1].value == {"id": 1, "v": v, "w": None}
+    finally:
+        await task.stop()
+
+
+async def test_the_end_of_a_day_is_its_last_time(url: str, db: Any) -> None:
+    """The time 24:00:00, also as the result of rounding, is read as the last time before it."""
+    await db.execute("ALTER TABLE src ADD until time, ADD rounded time(0)")
+    task = await started(url, Context())
+    try:
+        assert await task.poll() == []
+        await db.execute("INSERT INTO src VALUES (1, 'a', '24:00:00', '23:59:59.9')")
+        [record] = await polled(task)
+        assert record.value == {"id": 1, "v": "a", "until": dt.time.max, "rounded": dt.time.max}
     finally:
         await task.stop()
 

@@ -168,6 +168,13 @@ def value_from(type_oid: int, text: str) -> Any:
 TEXT_STYLES = "SET datestyle = 'ISO'; SET bytea_output = 'hex'; SET extra_float_digits = 3; SET timezone = 'UTC'"
 
 
+def parse_time(text: str) -> dt.time:
+    """Return the value of a `time` column. 24:00:00, which neither Python nor Connect has, becomes the last time of the
+    day, as in the `LocalTime` of Postgres's JDBC driver.
+    """
+    return dt.time.max if text == "24:00:00" else dt.time.fromisoformat(text)
+
+
 def _parse_infinite_times(parse: Callable[[str], Any], kind: Any) -> Callable[[str], Any]:
     """Return a parser that takes infinite times as the first and the last time of Python, as the driver does."""
     ends = {"infinity": kind.max, "-infinity": kind.min}
@@ -181,7 +188,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "bytea": lambda text: bytes.fromhex(text.removeprefix("\\x")),
     "numeric": Decimal,
     "date": _parse_infinite_times(dt.date.fromisoformat, dt.date),
-    "time": dt.time.fromisoformat,
+    "time": parse_time,
     **dict.fromkeys(("timestamp", "timestamptz"), _parse_infinite_times(dt.datetime.fromisoformat, dt.datetime)),
 }
 

@@ -20,7 +20,13 @@ from penstock.shared.connect.config_def import HIGH, LOW, MEDIUM, NO_DEFAULT, Co
 from penstock.shared.connect.connector import ExactlyOnceSupport, Props, SourceConnector
 from penstock.shared.connect.connectors.poll_wait import PollWait
 from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
-from penstock.shared.connect.connectors.postgres.columns import TEXT_STYLES, schema_of, value_of, with_texts
+from penstock.shared.connect.connectors.postgres.columns import (
+    TEXT_STYLES,
+    parse_time,
+    schema_of,
+    value_of,
+    with_texts,
+)
 from penstock.shared.connect.connectors.postgres.database import connect, connection_config, translated
 from penstock.shared.connect.connectors.postgres.logical import SLOT_NAME, LogicalReader, position_of
 from penstock.shared.connect.connectors.postgres.table_reader import NOW, TableReader
@@ -165,6 +171,10 @@ class PostgresSourceTask(SourceTask):
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(self._values)
             await self._connection.execute(TEXT_STYLES)
+            # The driver's own decoder fails for 24:00:00.
+            await self._connection.set_type_codec(
+                "time", schema="pg_catalog", encoder=str, decoder=parse_time, format="text"
+            )
         return self._connection
 
     async def _read_rows(self, reader: TableReader) -> tuple[list[SourceRecord], bool]:

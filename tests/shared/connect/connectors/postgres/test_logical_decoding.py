@@ -331,13 +331,16 @@ def test_a_truncated_message_is_an_error(message: bytes, data: st.DataObject) ->
         ("date", "2024-02-29", dt.date(2024, 2, 29)),
         ("date", "infinity", dt.date.max),
         ("time", "23:59:59.999999", dt.time(23, 59, 59, 999_999)),
+        ("time", "24:00:00", dt.time.max),
         ("timestamp", "2024-01-01 12:00:00", dt.datetime(2024, 1, 1, 12)),
         ("timestamp", "-infinity", dt.datetime.min),
         ("timestamptz", "1999-12-31 23:59:59.5+00", dt.datetime(1999, 12, 31, 23, 59, 59, 500_000, tzinfo=dt.UTC)),
     ],
 )
 def test_values_equal_the_drivers(kind: str, text: str, value: Any) -> None:
-    """Texts of all types are converted to the driver's values; infinite times become the minimum and the maximum."""
+    """Texts of all types are converted to the driver's values. Infinite times become the minimum and the maximum, and
+    24:00:00 the maximum.
+    """
     assert value_from(OIDS[kind], text) == value
 
 
