@@ -191,9 +191,9 @@ def test_an_aggregate_needs_one_emission() -> None:
 def test_each_of_two_aggregates_with_one_name_needs_an_emission() -> None:
     """The emission of the first aggregate is not that of the second."""
     builder = StreamsBuilder()
-    windows = counted(builder)
-    counted(builder)
-    windows.on_close()
+    grouped = clicks(builder).group_by_key()
+    windows = [grouped.session_window(10).aggregate("s", n=Count()) for _ in range(2)]
+    windows[0].on_close()
     with pytest.raises(ConfigError, match=r"aggregate\('s'\): say when"):
         builder.build()
 
