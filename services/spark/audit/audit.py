@@ -4,7 +4,8 @@ The audit checks two properties:
 
 1. Conservation. Every source record either has no key and was skipped, or is a dead letter, or is in each of its
    windows that it did not miss. If it missed any, it is in the late records for exactly those windows. With sliding
-   windows, the late records only have the records that missed all of their windows, with one of these windows.
+   windows, a record without a value was also skipped, and the late records only have the records that missed all of
+   their windows, with one of these windows.
 2. Recomputation. The windows and the late records are those that Kafka Streams' rules for windows yield.
 
 The windows come from the lake and the records from Kafka. The audit does not use the code with which the aggregator

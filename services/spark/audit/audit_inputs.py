@@ -49,7 +49,9 @@ class Inputs(NamedTuple):
     """
 
     records: DataFrame
-    """The source's covered records: partition, offset, timestamp_ms, key, and the fields of `parsed`."""
+    """The source's covered records: partition, offset, timestamp_ms, key (null if the windows skip the record), and the
+    fields of `parsed`.
+    """
     late: DataFrame
     """Late records: partition, offset, key, timestamp_ms, and missed (the starts of the missed windows, in ms)."""
     dead: DataFrame
@@ -105,6 +107,9 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
     # Compare only what the tables cover. Later records have no windows in them yet.
     end = {p: min(latest, covered[p]) for p, latest in source.latest.items()}
     records = read_topic(spark, settings.kafka, store.source, source.earliest, end)
+    if store.kind == "sliding":
+        # Sliding windows skip a record without a value as all windows skip one without a key.
+        records = records.withColumn("key", F.when(F.col("value") != bytearray(b"null"), F.col("key")))
     records = parsed(records, store, in_sample(settings.sample)).persist()
     beyond = count_records(
         spark, settings.kafka, store.source, _higher_offsets(source.earliest, covered), source.latest

@@ -19,7 +19,7 @@ from penstock.shared.streams.changelog.store_schema import StoreSchema
 ACCEPTED = "accepted"
 LATE = "late"
 DEAD = "dead"
-NULL_KEY = "null key"
+SKIPPED = "skipped"
 LEFT_OUT = "left out"
 SESSION_CHECKS = {
     "unknown": "every late record and dead letter is a covered source record",
@@ -64,8 +64,8 @@ def label_outcomes(inputs: Inputs) -> DataFrame:
     records = inputs.records.join(late, COORDINATES, "left").join(dead, COORDINATES, "left")
     records = records.fillna(0, ["late_times", "dead_times"])
     outcome = F.when(F.col("dead_times") > 0, DEAD).when(F.size("missed") >= late_window_count(store), LATE)
-    records = records.withColumn("outcome", outcome.when(F.col("key").isNull(), NULL_KEY).otherwise(ACCEPTED))
-    # Records without a key and dead letters do not advance the operator's time; late records do.
+    records = records.withColumn("outcome", outcome.when(F.col("key").isNull(), SKIPPED).otherwise(ACCEPTED))
+    # Skipped records and dead letters do not advance the operator's time; late records do.
     reached = F.when(F.col("outcome").isin(ACCEPTED, LATE), F.col("timestamp_ms"))
     so_far = SparkWindow.partitionBy("partition").orderBy("offset").rowsBetween(SparkWindow.unboundedPreceding, 0)
     close = F.max(reached).over(so_far) - store.grace_ms - store.gap_ms

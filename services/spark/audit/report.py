@@ -20,9 +20,9 @@ from penstock.services.spark.audit.common_checks import (
     DEAD,
     LATE,
     LEFT_OUT,
-    NULL_KEY,
     RECOMPUTED,
     SESSION_CHECKS,
+    SKIPPED,
     WINDOW_CHECKS,
 )
 from penstock.services.spark.audit.differences import Compared
@@ -55,7 +55,7 @@ class AuditReport(msgspec.Struct, frozen=True):
     late: int
     dead_letters: int
     skipped: int
-    """Records without a key."""
+    """Records without a key, and for sliding windows those without a value."""
     uncovered: int
     """Records after the lake's covered offsets."""
     left_out: int
@@ -117,7 +117,7 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditR
         in_windows=outcomes.get(ACCEPTED, 0) if count is None else int(sum(row.records for row in kinds.values())),
         late=outcomes.get(LATE, 0),
         dead_letters=outcomes.get(DEAD, 0),
-        skipped=outcomes.get(NULL_KEY, 0),
+        skipped=outcomes.get(SKIPPED, 0),
         uncovered=uncovered,
         left_out=outcomes.get(LEFT_OUT, 0),
         windows_closed=kinds[True].windows if True in kinds else 0,
@@ -217,7 +217,7 @@ def print_report(report: AuditReport, *, as_json: bool, console: Console | None 
     console = console or console_for()
     console.print(
         f"{report.records} records {'=' if report.unaccounted == 0 else '≠'} {report.in_windows} in windows "
-        f"+ {report.late} late + {report.dead_letters} dead letters + {report.skipped} skipped (without a key) "
+        f"+ {report.late} late + {report.dead_letters} dead letters + {report.skipped} skipped "
         f"+ {report.uncovered} not covered yet" + f" + {report.left_out} left out" * bool(report.left_out)
     )
     windows = "sessions"

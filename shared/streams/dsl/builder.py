@@ -721,7 +721,7 @@ class Stream(Generic[K, V]):
         """
         require_groupable("group_by_key", self._traits)
         keyed = self._partitioned_by_key()
-        # A retraction or a deletion would count as one more record. KStreamAggregate skips null values as well.
+        # Windows other than sliding ones would count a retraction or a deletion as one more record.
         if not keyed._traits.has_deletions:
             return GroupedStream(keyed)
         node = ProcessorNode(self._builder._generate_node_name("present"), DropDeletions)
@@ -830,12 +830,12 @@ class GroupedStream(Generic[K, V]):
         return WindowedGroup(self._stream, hopping_windows(size_ms, advance_ms, _window_grace_ms(grace)))
 
     def sliding_window(self, difference: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
-        """Group into windows whose records are at most `difference` apart."""
+        """Group into windows whose records are at most `difference` apart. They skip records without a value."""
         difference_ms = duration_ms(difference, "sliding_window: difference", 0)
         return WindowedGroup(self._stream, WindowRule("sliding", difference_ms, _window_grace_ms(grace)))
 
     def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> Table[K, dict[str, Any]]:
-        """Aggregate all records of each key into a table, kept in a store of this name.
+        """Aggregate all records of each key that have a value into a table, kept in a store of this name.
 
         A row is a dict of `key` (base64 if keys are bytes) and the results by name. A worker forwards only a row's last
         change of each commit. The forwarded record has the highest timestamp of all records of the key so far, also

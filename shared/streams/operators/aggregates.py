@@ -2,9 +2,9 @@
 
 `WindowAggregate` is the operator of all windows, `KeyAggregate` that of aggregations without windows.
 
-An operator has its own stream time: the highest timestamp of a record with a key. A record that an aggregation rejects
-does not advance this time, but idleness does (`advance_time`). The time decides when windows close. Progress records
-contain it under the store's name.
+An operator has its own stream time: the highest timestamp of a record that it did not skip. A record that an
+aggregation rejects does not advance this time, but idleness does (`advance_time`). The time decides when windows close.
+Progress records contain it under the store's name.
 
 With `on_close` a window's result is forwarded when the window closes. With `on_update` a commit forwards the last
 result of each changed window. It retracts a window (value None) only if an earlier commit had forwarded it. Without
@@ -71,6 +71,9 @@ class WindowAggregate(TimedProcessor):
         key = record.key
         if key is None:
             self.context.count_skipped("null key")
+            return
+        if record.value is None and self.rule.skips_null_values:
+            self.context.count_skipped("null value")
             return
         if not self.context.takes_time(record.timestamp, self.rule.reach_ms):
             return

@@ -7,7 +7,8 @@ values are decoded by the source's deserializer.
 
 A record is exceptional if it would be rejected as a single record: its key or value cannot be decoded, it has no
 timestamp, its key is too large for a result, a function of the operator chain raises, or an aggregation rejects its
-value. Exceptional records are processed one by one, so that the reason is found and reported.
+value. A record without a value is also exceptional if the store skips such records. Exceptional records are processed
+one by one, so that the reason is found and reported.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class DecodedBatch:
     inputs: list[list[Any]]
     """The values for each aggregation whose states are objects."""
     exceptional: list[int]
-    """The indexes, ascending, of records that may be rejected as single records, and so must be processed one by
-    one."""
+    """The indexes, ascending, of records that may be rejected or skipped as single records, and so must be processed
+    one by one."""
     is_out: NDArray[np.bool_] | None = None
     """Marks the records that the operator chain has filtered out and those that it had no time for; None means that
     there is no chain."""
@@ -177,9 +178,11 @@ class BatchDecoder:
     ) -> tuple[RecordNumbers, list[list[Any]]] | None:
         """Return the values as columns for the aggregations; cells of exceptional and filtered records are undefined.
 
-        Records whose values an aggregation rejects are added to `exceptional`. If columns still cannot be made, return
-        None: some number has a type that only the aggregation's `add` accepts.
+        Records that the store skips, or whose values an aggregation rejects, are added to `exceptional`. If columns
+        still cannot be made, return None: some number has a type that only the aggregation's `add` accepts.
         """
+        if self._store.rule.skips_null_values:
+            exceptional.update(index for index, value in enumerate(values) if value is None and index not in out)
         try:
             return self._state_columns_without(values, timestamps, exceptional | out)
         except ValueRejected:

@@ -98,6 +98,13 @@ class WindowRule:
         return 4 if self.kind == "session" else 2
 
     @property
+    def skips_null_values(self) -> bool:
+        """Whether a record without a value is skipped, as one without a key is."""
+        # KStreamAggregate and KStreamSlidingWindowAggregate skip it. KStreamWindowAggregate and
+        # KStreamSessionWindowAggregate aggregate it.
+        return self.kind in ("table", "sliding")
+
+    @property
     def retains(self) -> bool:
         """Whether closed windows are retained, because new windows may begin with a copy of their states."""
         return self.kind == "sliding"

@@ -108,14 +108,14 @@ class WindowStore:
 
     @property
     def stream_time_ms(self) -> int:
-        """The highest timestamp of a record with a key, or time passed to `advance`; -1 before the first."""
+        """The highest timestamp of a record that was not skipped, or time passed to `advance`; -1 before the first."""
         return int(self.table.meta[k.STREAM_TIME])
 
     @property
     def close_time_ms(self) -> int | None:
         """The close time: windows whose last moment is below it are closed. It never goes back.
 
-        None before the first record with a key or call of `advance`, and always for a store without windows.
+        None before the first record that is not skipped or call of `advance`, and always for a store without windows.
         """
         time_ms = int(self.table.meta[k.CLOSE_TIME])
         return None if time_ms == NO_CLOSE_TIME else time_ms

@@ -54,7 +54,8 @@ def topology(topic: str, kind: str, grace: int = GRACE, *, filtered: bool = Fals
 def play(
     topic: str, kind: str, partition: int, *, seed: int = 1, records: int = 150, **more: Any
 ) -> TopologyTestDriver:
-    """A random out-of-order stream, with some keys in order, dead letters and records without a key."""
+    """A random out-of-order stream, with some keys in order, dead letters, and records without a key. With sliding
+    windows, some records have no value."""
     rnd = random.Random(seed)
     given = {name: more.pop(name) for name in ("grace", "filtered") if name in more}
     driver = TopologyTestDriver(topology(topic, kind, **given), partition=partition, errors=ErrorHandlers(), **more)
@@ -64,7 +65,9 @@ def play(
         key = rnd.choice([b"a", b"a", b"b", b"c", None if rnd.random() < 0.2 else b"d"])
         at = now if key in (b"c", b"d") else max(0, now - rnd.choice([0, 0, 5, 20, 40, 60, 150]))
         value = {"x": rnd.choice([None, 1.5, -2.25, 10.125]), "tag": rnd.choice(["x", "y", "z", ""])}
-        body = b"{" if rnd.random() < 0.05 else msgspec.json.encode(value)
+        body: bytes | None = b"{" if rnd.random() < 0.05 else msgspec.json.encode(value)
+        if kind == "sliding" and rnd.random() < 0.1:
+            body = rnd.choice([None, b"null"])
         driver.pipe(topic, key=key, value=body, timestamp=at)
     return driver
 

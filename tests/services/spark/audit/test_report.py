@@ -42,7 +42,7 @@ def test_the_equation_stands_in_the_report() -> None:
     text = io.StringIO()
     for differences in (0, 3):
         print_report(report(differences), as_json=False, console=Console(file=text, width=200))
-    rest = "1 late + 1 dead letters + 1 skipped (without a key) + 1 not covered yet"
+    rest = "1 late + 1 dead letters + 1 skipped + 1 not covered yet"
     assert f"9 records = 5 in windows + {rest}" in text.getvalue()
     assert f"9 records ≠ 2 in windows + {rest}" in text.getvalue()
 

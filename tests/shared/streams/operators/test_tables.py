@@ -342,10 +342,10 @@ class Model:
             own = None if value is None else msgspec.json.decode(value, type=Value)
             if timestamp < 0:
                 raise ValueError
-            if text is None:
+            if text is None or own is None:
                 self.skipped += 1
                 return
-            if own is None or own.n not in INT64 or ("own" in self.aggregations and own.n == 3):
+            if own.n not in INT64 or ("own" in self.aggregations and own.n == 3):
                 raise ValueError
             before = self.taken.get(text, [])
             if sum(v.n for _, v in before) + own.n not in INT64:
@@ -467,6 +467,27 @@ def test_a_table_skips_null_keys_and_takes_what_is_out_of_order() -> None:
     ]
     (operator,) = driver.task.times.operators
     assert (driver.metrics()["late_records"], operator.stream_time_ms, operator.close_time_ms) == (0, 50, None)
+
+
+@pytest.mark.parametrize("columns_min", [1, 1 << 30], ids=["in batches", "one by one"])
+@pytest.mark.parametrize("value", [bytes, dict, Value, "mapped"])
+def test_an_aggregate_without_windows_skips_records_without_a_value(value: Any, columns_min: int) -> None:
+    """They are counted, change no row and do not advance its time. JSON `null` and None from a function are no value
+    either."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in", value=dict if value == "mapped" else value)
+    if value == "mapped":
+        stream = stream.map_values(lambda found: found if found["n"] else None)
+    stream.group_by_key().aggregate("s", n=Count())
+    driver = TopologyTestDriver(builder.build(), deduplicate_updates=True, columns_min=columns_min)
+    assert "in" in driver.task.vectorized_executors
+    without = {dict: b"null", "mapped": b'{"n":0}'}.get(value)
+    times = range(0, 90, 10)
+    driver.pipe_columns("in", [(b"a", without if at % 20 else b'{"n":1}', at) for at in times])
+    driver.pipe_columns("in", [(b"b", without, 99)])
+    assert dict(driver.store("s").items()) == {"a": {"key": "a", "n": 5}}
+    (operator,) = driver.task.times.operators
+    assert (driver.task.metrics.skipped_total, operator.stream_time_ms, driver.task.stream_time_ms) == (5, 80, 99)
 
 
 def test_a_rejected_record_moves_no_time_and_leaves_nothing() -> None:

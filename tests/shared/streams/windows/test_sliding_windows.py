@@ -117,6 +117,22 @@ def test_null_keys_and_time_moved_by_hand() -> None:
     assert (store.finals().starts.tolist(), store.finals().closed_at.tolist()) == ([10], [21])
 
 
+@pytest.mark.parametrize("columns_min", [1, 1 << 30], ids=["in batches", "one by one"])
+def test_records_without_a_value_are_skipped_and_counted(columns_min: int) -> None:
+    """A record without a value is in no window and does not advance time."""
+    builder = StreamsBuilder()
+    table = builder.stream("in", value=bytes).group_by_key().sliding_window(10).aggregate("w", n=Count())
+    table.on_close().to("out")
+    driver = TopologyTestDriver(builder.build(), columns_min=columns_min)
+    driver.pipe_columns("in", [(b"a", b"1", 20), (b"a", None, 24), (b"a", b"", 25), (b"a", None, 500)])
+    assert {(w.start, w.end): w.states[1] for w in driver.task.stores["w"].rows()} == {
+        (10, 20): 1,
+        (21, 31): 1,
+        (15, 25): 2,
+    }
+    assert driver.task.metrics.skipped_total == 2
+
+
 @pytest.mark.parametrize(("difference", "grace", "named"), [(-1, 0, "difference"), (1, -1, "grace")])
 def test_windows_reject_what_is_no_duration(difference: int, grace: int, named: str) -> None:
     """A negative difference and a negative grace are rejected."""
