@@ -31,6 +31,14 @@ log = get_logger(__name__)
 COMPACTIONS_MAX = 20
 
 
+class PartitionSize(NamedTuple):
+    """A partition's end offset and size on disk, as of one measurement, and the estimated bytes of one offset."""
+
+    end: int
+    bytes: int
+    bytes_per_offset: float
+
+
 class CompactionLag(NamedTuple):
     """The number of changelog records that no snapshot covers, their size, and the time of the newest snapshot."""
 
@@ -39,11 +47,13 @@ class CompactionLag(NamedTuple):
     snapshot_ms: int | None
     """None if there is no snapshot."""
     bytes: int | None = None
-    """The size on disk, estimated for each partition from the records' share of its offsets. None if the brokers do not
-    report sizes.
+    """The size on disk, estimated from the number of offsets (`uncovered_bytes`). None if the brokers do not report
+    sizes.
     """
     compactions: tuple[compaction_history.Compaction, ...] = ()
     """The last compactions in the lake, newest first."""
+    sizes: Mapping[int, PartitionSize] = {}
+    """The changelog's partitions, for the next measurement."""
 
 
 class CompactionLagWatch:
@@ -73,6 +83,7 @@ class CompactionLagWatch:
         self.owned_since_ms: int | None = None
         self._failure = RepeatedFailure()
         self._requested_at: CompactionLag | None = None
+        self._sizes: Mapping[int, PartitionSize] = {}
         self._records = gauge(
             registry,
             "compaction_changelog_records",
@@ -131,13 +142,14 @@ class CompactionLagWatch:
     async def _measure_lag(self) -> CompactionLag | None:
         try:
             async with Admin(self._settings.kafka) as admin:
-                found = await measure_compaction_lag(admin, self._settings.streams)
+                found = await measure_compaction_lag(admin, self._settings.streams, self._sizes)
         except PenstockError as e:
             if (times := self._failure.failed(self._clock.monotonic_ms())) is not None:
                 log.warning("the distance between changelog and lake cannot be measured", reason=str(e), **times)
             return None
         if (times := self._failure.succeeded(self._clock.monotonic_ms())) is not None:
             log.info("the distance between changelog and lake can be measured again", **times)
+        self._sizes = found.sizes
         return found
 
     def _age_seconds(self) -> float:
@@ -146,44 +158,88 @@ class CompactionLagWatch:
         return max(0, self._clock.now_ms() - self.last.snapshot_ms) / 1000
 
 
-async def measure_compaction_lag(admin: Admin, streams: StreamsSettings) -> CompactionLag:
-    """Measure with Kafka and the lake. Raises their errors, such as UnknownTopicOrPartition and LakeUnavailable."""
+async def measure_compaction_lag(
+    admin: Admin, streams: StreamsSettings, previous: Mapping[int, PartitionSize] = {}
+) -> CompactionLag:
+    """Measure with Kafka and the lake; `previous` has the sizes of the last measurement.
+
+    Raises the errors of Kafka and the lake, such as UnknownTopicOrPartition and LakeUnavailable.
+    """
     topic = streams.changelog_topic
     description = (await admin.describe_topics([topic]))[topic]
     partitions_of_topic = [TopicPartition(topic, p.partition) for p in description.partitions]
-    latest = await admin.list_offsets(dict.fromkeys(partitions_of_topic, "latest"))
     earliest = await admin.list_offsets(dict.fromkeys(partitions_of_topic, "earliest"))
+    latest = await admin.list_offsets(dict.fromkeys(partitions_of_topic, "latest"))
+    ends = {at.partition: offset for at, offset in latest.items()}
+    starts = {at.partition: offset for at, offset in earliest.items()}
+    # Sizes are compared with end offsets, so they are read right after them.
+    sizes: Mapping[int, PartitionSize] | None = None
+    try:
+        found = await admin.partition_bytes(partitions_of_topic)
+        sizes = measured_sizes(previous, ends, starts, {at.partition: size for at, size in found.items()})
+    except (AuthorizationFailed, UnsupportedVersion) as e:
+        log.debug("the brokers do not report the changelog's size on disk", reason=str(e))
     covered: dict[int, int] = {}
     compactions: tuple[compaction_history.Compaction, ...] = ()
     if streams.lake is not None:
         covered, compactions = await asyncio.to_thread(
             _read_covered_offsets, streams, [at.partition for at in partitions_of_topic]
         )
-    ends = {at.partition: offset for at, offset in latest.items()}
-    starts = {at.partition: offset for at, offset in earliest.items()}
-    try:
-        sizes = await admin.partition_bytes(partitions_of_topic)
-        size = uncovered_bytes(ends, starts, covered, {at.partition: size for at, size in sizes.items()})
-    except (AuthorizationFailed, UnsupportedVersion) as e:
-        log.debug("the brokers do not report the changelog's size on disk", reason=str(e))
-        size = None
-    snapshot_ms = compactions[0].ended_at_ms if compactions else None
-    return CompactionLag(uncovered_records(ends, starts, covered), snapshot_ms, size, compactions)
+    return CompactionLag(
+        uncovered_records(ends, starts, covered),
+        snapshot_ms=compactions[0].ended_at_ms if compactions else None,
+        bytes=None if sizes is None else uncovered_bytes(ends, starts, covered, sizes),
+        compactions=compactions,
+        sizes=sizes or {},
+    )
+
+
+def measured_sizes(
+    previous: Mapping[int, PartitionSize],
+    latest: Mapping[int, int],
+    earliest: Mapping[int, int],
+    sizes: Mapping[int, int],
+) -> dict[int, PartitionSize]:
+    """Return the partitions' sizes, with the bytes of one offset by the growth since the previous measurement.
+
+    The size on disk includes deleted records, until the broker removes their segment. So only its growth shows how
+    large records are. If a partition has not grown, the bytes of one offset stay as they were. The first measurement
+    divides the whole size by the number of remaining offsets, which is an upper bound.
+
+    >>> first = measured_sizes({}, {0: 10}, {0: 0}, {0: 300})
+    >>> measured_sizes(first, {0: 12}, {0: 10}, {0: 340})
+    {0: PartitionSize(end=12, bytes=340, bytes_per_offset=20.0)}
+    """
+    measured = {}
+    for partition, size in sizes.items():
+        end = latest[partition]
+        before = previous.get(partition)
+        if before is None:
+            offsets = end - earliest[partition]
+            bytes_per_offset = size / offsets if offsets else 0.0
+        elif end > before.end and size > before.bytes:
+            bytes_per_offset = (size - before.bytes) / (end - before.end)
+        else:
+            bytes_per_offset = before.bytes_per_offset
+        measured[partition] = PartitionSize(end, size, bytes_per_offset)
+    return measured
 
 
 def uncovered_bytes(
-    latest: Mapping[int, int], earliest: Mapping[int, int], covered: Mapping[int, int], sizes: Mapping[int, int]
+    latest: Mapping[int, int],
+    earliest: Mapping[int, int],
+    covered: Mapping[int, int],
+    sizes: Mapping[int, PartitionSize],
 ) -> int:
-    """Return the sum over partitions of their bytes times the share of their offsets that no snapshot covers.
+    """Return the sum over partitions of the offsets that no snapshot covers times the bytes of one offset.
 
-    >>> uncovered_bytes({0: 10}, {0: 0}, {0: 5}, {0: 300})
+    >>> uncovered_bytes({0: 10}, {0: 0}, {0: 5}, {0: PartitionSize(10, bytes=300, bytes_per_offset=30.0)})
     150
     """
     total = 0
-    for partition, end in latest.items():
-        held = end - earliest.get(partition, 0)
-        own = uncovered_records({partition: end}, earliest, covered)
-        total += sizes.get(partition, 0) * own // held if held else 0
+    for partition, size in sizes.items():
+        own = uncovered_records({partition: latest[partition]}, earliest, covered)
+        total += min(size.bytes, round(own * size.bytes_per_offset))
     return total
 
 

@@ -10,7 +10,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.api.streams.task_views import CompactionState
-from penstock.services.aggregator.compaction_lag import CompactionLag, CompactionLagWatch, uncovered_records
+from penstock.services.aggregator.compaction_lag import (
+    CompactionLag,
+    CompactionLagWatch,
+    PartitionSize,
+    measured_sizes,
+    uncovered_bytes,
+    uncovered_records,
+)
 from penstock.services.aggregator.compaction_supervisor import (
     BEHIND_INTERVALS,
     CompactionSupervisor,
@@ -277,6 +284,24 @@ def test_output_without_a_result_is_an_empty_result(out: bytes) -> None:
     """A job whose last line is not JSON, is nested too deeply or is no object has no result."""
     assert _parse_job_result(out) == {}
     assert _parse_job_result(out + b'\n{"rows":3}\n') == {"rows": 3}
+
+
+def test_records_that_remain_on_disk_after_they_were_deleted_are_not_uncovered_bytes() -> None:
+    """The size on disk is that of whole segments, so a record's size is taken from the growth. It stays the same when
+    the broker removes a segment and while no record is written. Bytes are never more than the size on disk."""
+    sizes: dict[int, PartitionSize] = {}
+    found = []
+    for start, end, size in [
+        (0, 1_000, 100_000),  # the first measurement
+        (1_000, 1_010, 102_000),  # a compaction has deleted the first 1,000 records
+        (1_010, 1_050, 106_000),
+        (1_010, 1_060, 5_500),  # the broker has removed a segment
+        (1_010, 1_060, 5_500),
+        (1_010, 1_070, 100),
+    ]:
+        sizes = measured_sizes(sizes, {0: end}, {0: start}, {0: size})
+        found.append(uncovered_bytes({0: end}, {0: start}, {0: start}, sizes))
+    assert found == [100_000, 2_000, 4_000, 5_000, 5_000, 100]
 
 
 def test_uncovered_records() -> None:
