@@ -7,8 +7,7 @@ values are decoded by the source's deserializer.
 
 A record is exceptional if it would be rejected as a single record: its key or value cannot be decoded, it has no
 timestamp, its key is too large for a result, a function of the operator chain raises, or an aggregation rejects its
-value. A record without a value is also exceptional if the store skips such records. Exceptional records are processed
-one by one, so that the reason is found and reported.
+value. Exceptional records are processed one by one, so that the reason is found and reported.
 """
 
 from __future__ import annotations
@@ -35,6 +34,9 @@ from penstock.shared.streams.windows.state_columns import RecordNumbers, ValueRe
 from penstock.shared.streams.windows.window_store import WindowStore
 
 UNDECODABLE = object()
+
+NO_VALUE = -2
+"""The code of a record that the store skips because it has no value. Any other negative code means no key."""
 LEFT_SHARE_MAX = 1 / 4
 """If a kernel leaves a larger share of a batch than this to msgspec, msgspec reads the whole batch."""
 
@@ -44,15 +46,15 @@ class DecodedBatch:
     """A decoded batch, as columns."""
 
     codes: Int32Array
-    """The numbers of the keys. The records that the operator chain had no time for, which are the last ones, are left
-    out."""
+    """The numbers of the keys; negative for records that the store skips. The records that the operator chain had no
+    time for, which are the last ones, are left out."""
     values: RecordNumbers
     """The numbers for the kernel."""
     inputs: list[list[Any]]
     """The values for each aggregation whose states are objects."""
     exceptional: list[int]
-    """The indexes, ascending, of records that may be rejected or skipped as single records, and so must be processed
-    one by one."""
+    """The indexes, ascending, of records that may be rejected as single records, and so must be processed one by
+    one."""
     is_out: NDArray[np.bool_] | None = None
     """Marks the records that the operator chain has filtered out and those that it had no time for; None means that
     there is no chain."""
@@ -88,7 +90,7 @@ class BatchDecoder:
         if int(columns.timestamps.min()) < 0:
             exceptional.update(np.flatnonzero(columns.timestamps < 0).tolist())
         codes = self._key_codes(columns, exceptional)
-        if self._fields is not None and (numbers := self._decode_json_numbers(columns, exceptional)) is not None:
+        if self._fields is not None and (numbers := self._decode_json_numbers(columns, codes, exceptional)) is not None:
             return DecodedBatch(codes, numbers, [], sorted(exceptional))
         # No kernel reads these values, or it could not read enough of them.
         values: Sequence[Any] = columns.values
@@ -100,13 +102,15 @@ class BatchDecoder:
         if self._chain is not None:
             values, is_out, count = self._chain.values(columns, values, exceptional)
             out = set(np.flatnonzero(is_out).tolist())
-        states = self._state_columns(values, columns.timestamps, exceptional, out)
+        null = self._skipped_values(values) - out
+        states = self._state_columns(values, columns.timestamps, exceptional, out | null)
         if states is None:
             return None
+        _mark_no_value(codes, np.array(sorted(null), np.int64))
         own = sorted(o for o in exceptional if o < count)
         return DecodedBatch(codes[:count], *states, own, is_out)
 
-    def _decode_json_numbers(self, columns: Columns, exceptional: set[int]) -> RecordNumbers | None:
+    def _decode_json_numbers(self, columns: Columns, codes: Int32Array, exceptional: set[int]) -> RecordNumbers | None:
         """Return the numbers that a kernel, helped by msgspec, reads from JSON; None if msgspec must read them all."""
         assert self._fields is not None
         values = PackedBytes.of(columns.values)
@@ -117,11 +121,12 @@ class BatchDecoder:
         if len(left) > len(values) * LEFT_SHARE_MAX:
             return None
         own: set[int] = set()
-        states = self._state_columns(
-            self._decode_values(values.at(left).tolist(), own), columns.timestamps[left], own, set()
-        )
+        decoded = self._decode_values(values.at(left).tolist(), own)
+        null = self._skipped_values(decoded)
+        states = self._state_columns(decoded, columns.timestamps[left], own, null)
         if states is None:
             return None
+        _mark_no_value(codes, left[sorted(null)])
         exceptional.update(left[sorted(own)].tolist())
         cells[:, left], has[:, left] = states[0]
         return RecordNumbers(cells, has)
@@ -158,6 +163,12 @@ class BatchDecoder:
                 decoded.append(UNDECODABLE)
         return decoded
 
+    def _skipped_values(self, values: Sequence[Any]) -> set[int]:
+        """Return the indexes of the records without a value, if the store skips these."""
+        if not self._store.rule.skips_null_values:
+            return set()
+        return {index for index, value in enumerate(values) if value is None}
+
     def _find_rejected_values(self, values: Sequence[Any], out: set[int]) -> list[int]:
         rejected = []
         aggregations = self._store.columns.aggregations
@@ -176,13 +187,12 @@ class BatchDecoder:
     def _state_columns(
         self, values: Sequence[Any], timestamps: Int64Array, exceptional: set[int], out: set[int]
     ) -> tuple[RecordNumbers, list[list[Any]]] | None:
-        """Return the values as columns for the aggregations; cells of exceptional and filtered records are undefined.
+        """Return the values as columns for the aggregations; cells of exceptional records and of those in `out` are
+        undefined.
 
-        Records that the store skips, or whose values an aggregation rejects, are added to `exceptional`. If columns
-        still cannot be made, return None: some number has a type that only the aggregation's `add` accepts.
+        Records whose values an aggregation rejects are added to `exceptional`. If columns still cannot be made, return
+        None: some number has a type that only the aggregation's `add` accepts.
         """
-        if self._store.rule.skips_null_values:
-            exceptional.update(index for index, value in enumerate(values) if value is None and index not in out)
         try:
             return self._state_columns_without(values, timestamps, exceptional | out)
         except ValueRejected:
@@ -213,6 +223,11 @@ class BatchDecoder:
                 column[index] = one
             all_inputs.append(column)
         return whole, all_inputs
+
+
+def _mark_no_value(codes: Int32Array, at: Int64Array) -> None:
+    # A record without a key as well is counted as one without a key, as when it is processed alone.
+    codes[at[codes[at] >= 0]] = NO_VALUE
 
 
 def _json_fields_for_kernel(source: SourceNode, store: WindowStore) -> JsonFields | None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.shared.common.records import INT64_MAX, Columns, Int64Array
 from penstock.shared.streams.operators.aggregates import WindowAggregate
-from penstock.shared.streams.task.batch_decoder import BatchDecoder, DecodedBatch
+from penstock.shared.streams.task.batch_decoder import NO_VALUE, BatchDecoder, DecodedBatch
 from penstock.shared.streams.task.operator_chain import OperatorChain, functions_before_operator
 from penstock.shared.streams.topology import SourceNode
 
@@ -158,23 +158,25 @@ class VectorizedExecutor:
             at = np.arange(start, stop)
             if values.is_out is not None:
                 at = at[~values.is_out[start:stop]]
-            has_key = values.codes[at] >= 0
-            null = at[~has_key]
-            at = at[has_key]
+            is_taken = values.codes[at] >= 0
+            skipped = at[~is_taken]
+            at = at[is_taken]
             if len(at):
                 done = operator.take(columns, at, *values.of(at))
                 if done < len(at):
-                    # Records without a key after the rejected one are counted in their turn.
+                    # Skipped records after the rejected one are counted in their turn.
                     stop = int(at[done])
-            null = null[null < stop]
-            if len(null):
-                task.set_current_record(columns.record(int(null[-1])))
-                task.count_skipped("null key", len(null))
+            skipped = skipped[skipped < stop]
+            has_no_value = values.codes[skipped] == NO_VALUE
+            for reason, null in (("null key", skipped[~has_no_value]), ("null value", skipped[has_no_value])):
+                if len(null):
+                    task.set_current_record(columns.record(int(null[-1])))
+                    task.count_skipped(reason, len(null))
         except Exception as e:
             raise task.half_processed(e) from e
         if stop > start:
-            # Records without a key and filtered ones advance the task's time too, as when they are processed one by
-            # one. They do not advance the operator's.
+            # Skipped and filtered records advance the task's time too, as when they are processed one by one. They do
+            # not advance the operator's.
             task.stream_time_ms = max(task.stream_time_ms, int(columns.timestamps[start:stop].max()))
             task.processed(columns.record(stop - 1), stop - start)
         return stop
