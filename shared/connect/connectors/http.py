@@ -17,7 +17,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from penstock.shared.common.errors import DataError
+from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import JSON_POINTER, InvalidJson, decode_json
 from penstock.shared.common.records import TopicPartition
@@ -130,6 +130,8 @@ class HttpSinkTask(SinkTask):
         self._retries = Retries(self._values["max.retries"])
         # The offset up to which each partition was posted, by topic too, since a transform may change records' topics.
         self._posted: dict[tuple[str, TopicPartition], int] = {}
+        self._next_request_s = 0.0
+        """The event loop's time before which no request is sent, after a temporary error."""
 
     async def open(self, partitions: frozenset[TopicPartition]) -> None:
         self._forget_posted_offsets(partitions)
@@ -141,6 +143,11 @@ class HttpSinkTask(SinkTask):
         self._posted = {key: offset for key, offset in self._posted.items() if key[1] not in partitions}
 
     async def put(self, records: list[SinkRecord]) -> None:
+        left_ms = int((self._next_request_s - asyncio.get_running_loop().time()) * 1000)
+        if records and left_ms > 0:
+            # The context's timeout is a maximum: a commit that is due ends it early. This is not another retry.
+            self.context.timeout(left_ms)
+            raise RetriableError(f"the next request follows in {left_ms} ms")
         size = 1 if self._values["batch.format"] == "single" else self._values["batch.max.size"]
         by_topic: dict[str, list[SinkRecord]] = {}
         for record in records:
@@ -171,18 +178,22 @@ class HttpSinkTask(SinkTask):
                     headers={"Content-Type": self._content_type},
                 )
         except (httpx.HTTPError, TimeoutError) as e:
-            self.context.timeout(self._values["retry.backoff.ms"])
+            self._delay_next_request(self._values["retry.backoff.ms"])
             raise self._retries.failed(_request_failure(e, self._values["request.timeout.ms"])) from e
         except DataError as e:
             await self._reject_batch(batch, e)
             return
         if is_passing(response.status_code):
-            self.context.timeout(max(self._values["retry.backoff.ms"], retry_after_ms(response)))
+            self._delay_next_request(max(self._values["retry.backoff.ms"], retry_after_ms(response)))
             raise self._retries.failed(f"HTTP {response.status_code}: {response.text[:200]}")
         if not response.is_success:
             await self._reject_batch(batch, DataError(f"HTTP {response.status_code}: {response.text[:200]}"))
         else:
             self._note_posted_offsets(batch)
+
+    def _delay_next_request(self, wait_ms: int) -> None:
+        self._next_request_s = asyncio.get_running_loop().time() + wait_ms / 1000
+        self.context.timeout(wait_ms)
 
     async def _reject_batch(self, batch: list[SinkRecord], error: DataError) -> None:
         reporter = self.context.errant_record_reporter

@@ -71,7 +71,53 @@ async def test_retriable_failures_are_retried() -> None:
         assert len(server.requests) == 3
 
 
-async def test_retries_are_counted_from_the_last_posted_record() -> None:
+class Answers(httpx.AsyncBaseTransport):
+    """Answers each request of a client by a function, without a network, and records the requests."""
+
+    def __init__(self, respond: Callable[[Request], Response]) -> None:
+        self._respond = respond
+        self.requests: list[Request] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        body = await request.aread()
+        self.requests.append(Request(request.method, request.url.path, dict(request.headers), body))
+        status, headers, content = self._respond(self.requests[-1])
+        return httpx.Response(status, headers=headers, content=content)
+
+
+async def started_sink(transport: httpx.AsyncBaseTransport, context: Context, **settings: str) -> HttpSinkTask:
+    task = HttpSinkTask()
+    task.initialize(context)
+    await task.start({"http.url": "http://host/", "retry.backoff.ms": "3000", **settings})
+    task._client = httpx.AsyncClient(transport=transport)
+    return task
+
+
+def test_no_request_is_sent_before_retry_after() -> None:
+    """A delivery before the end of `Retry-After` sends no request and uses up no retry. It sets the rest as timeout."""
+    statuses = [429, 503, 200]
+
+    async def deliver_early() -> None:
+        server = Answers(lambda _request: (statuses.pop(0), {"Retry-After": "10"}, b""))
+        task = await started_sink(server, context := Context(), **{"max.retries": "2"})
+        for sent in (1, 2):
+            with pytest.raises(RetriableError):
+                await task.put(records(A, 0, 1))
+            for _ in range(2):
+                await virtual_time.let_pass(4)
+                with pytest.raises(RetriableError):
+                    await task.put(records(A, 0, 1))
+            await task.put([])  # the records' partition may be revoked
+            assert len(server.requests) == sent
+            await virtual_time.let_pass(2)
+        await task.put(records(A, 0, 1))
+        assert numbers(server.requests) == [0, 0, 0]
+        assert context.timeouts == [10_000, 6_000, 2_000] * 2
+
+    virtual_time.run(deliver_early())
+
+
+def test_retries_are_counted_from_the_last_posted_record() -> None:
     """A server that often limits the rate fails no task: the retries count only since the last posted record."""
     responses = 0
 
@@ -80,19 +126,19 @@ async def test_retries_are_counted_from_the_last_posted_record() -> None:
         responses += 1
         return (429, {}, b"later") if responses % 3 == 0 else OK
 
-    async with serving(respond) as server:
-        task = HttpSinkTask()
-        task.initialize(Context())
-        await task.start({"http.url": server.url, "batch.max.size": "1", "max.retries": "1"})
+    async def deliver_again() -> list[int]:
+        task = await started_sink(server := Answers(respond), Context(), **{"batch.max.size": "1", "max.retries": "1"})
         for _ in range(4):
             with pytest.raises(RetriableError):
                 await task.put(records(A, 0, 10))
+            await virtual_time.let_pass(3)
         await task.put(records(A, 0, 10))
-        assert numbers(server.requests) == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9]
-        await task.stop()
+        return numbers(server.requests)
+
+    assert virtual_time.run(deliver_again()) == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9]
 
 
-async def test_posted_records_are_tracked_by_partition_and_offset() -> None:
+def test_posted_records_are_tracked_by_partition_and_offset() -> None:
     """If a partition is revoked between two deliveries of a batch, another partition's posted
     records are still not posted again.
     """
@@ -101,31 +147,33 @@ async def test_posted_records_are_tracked_by_partition_and_offset() -> None:
     def respond(request: Request) -> Response:
         return (503, {}, b"") if any(mark in request.body for mark in rejected) else OK
 
-    async with serving(respond) as server:
-        task = HttpSinkTask()
-        task.initialize(Context())
-        await task.start({"http.url": server.url, "batch.max.size": "5"})
+    async def deliver_again() -> None:
+        task = await started_sink(server := Answers(respond), Context(), **{"batch.max.size": "5"})
         await task.open(frozenset({A, B}))
         with pytest.raises(RetriableError):
             await task.put([*records(A, 0, 5), *records(B, 0, 10)])
+        await virtual_time.let_pass(3)
         await task.close(frozenset({A}))
         server.requests.clear()
         rejected[:] = [b'"n":8']
         with pytest.raises(RetriableError):
             await task.put(records(B, 0, 10))
+        await virtual_time.let_pass(3)
         rejected.clear()
         await task.put(records(B, 0, 10))
         assert numbers(server.requests) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 5, 6, 7, 8, 9]
         rejected[:] = [b'"n":15']
         with pytest.raises(RetriableError):
             await task.put(records(B, 10, 20))
+        await virtual_time.let_pass(3)
         await task.close(frozenset({B}))
         await task.open(frozenset({B}))  # assigned again, at the last committed offset
         server.requests.clear()
         rejected.clear()
         await task.put(records(B, 10, 20))
         assert numbers(server.requests) == list(range(10, 20))
-        await task.stop()
+
+    virtual_time.run(deliver_again())
 
 
 async def test_a_rejected_record_is_a_dead_letter() -> None:
@@ -277,11 +325,8 @@ def test_a_request_ends_after_its_timeout() -> None:
         source = HttpSourceTask()
         source.context = WorkerSourceTaskContext({}, AllowedFiles(), StoredOffsetReader(Store(), "c"))
         await source.start({"http.url": "http://host/", "topic": "t", "request.timeout.ms": "1000"})
-        sink = HttpSinkTask()
-        sink.initialize(Context())
-        await sink.start({"http.url": "http://host/", "request.timeout.ms": "1000"})
-        for task in (source, sink):
-            task._client = httpx.AsyncClient(transport=Trickle())
+        source._client = httpx.AsyncClient(transport=Trickle())
+        sink = await started_sink(Trickle(), Context(), **{"request.timeout.ms": "1000"})
         return [await failed_after_s(source.poll), await failed_after_s(lambda: sink.put(records(A, 0, 1)))]
 
     assert virtual_time.run(read_and_post()) == [1, 1]
