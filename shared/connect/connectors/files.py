@@ -2,8 +2,9 @@
 
 A file has the offset of its first record in its name, and is written as a whole. A restarted task writes the same files
 with the same content again, so each record is in the files once. Offsets are committed only when their records are in
-files. `rotate.interval.ms` closes files after a time, for fresher data. The price is that two files can overlap after a
-crash. A record that cannot be written is reported as an error, and its file has fewer records.
+files, or were dropped by a transform or a tolerated error. `rotate.interval.ms` closes files after a time, for fresher
+data. The price is that two files can overlap after a crash. A record that cannot be written is reported as an error,
+and its file has fewer records.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class FilesSinkTask(SinkTask):
         self._taken: dict[TopicPartition, int] = {}
         self._rejected: dict[TopicPartition, set[int]] = {}
         self._written: dict[TopicPartition, int] = {}
+        """The offset after each partition's last file, until `put` returns."""
 
     async def open(self, partitions: frozenset[TopicPartition]) -> None:
         self._forget_partitions(partitions)
@@ -123,6 +125,7 @@ class FilesSinkTask(SinkTask):
                 await self._write_partition_file(tp, len(buffer))
         # All records are taken, so this batch is not delivered again.
         self._taken.clear()
+        self._written.clear()
         due_in_ms = min((self._due_in_ms(tp) for tp, buffer in self._buffers.items() if buffer), default=NEVER_MS)
         if due_in_ms < NEVER_MS:
             # Without the timeout, `put` may be called only when the next commit is due.
@@ -226,8 +229,17 @@ class FilesSinkTask(SinkTask):
             stream.write(data)
 
     async def pre_commit(self, offsets: Offsets) -> Offsets:
-        # Buffered records are not committed: after a failure they are read again.
-        return {tp: OffsetAndMetadata(offset) for tp, offset in self._written.items() if tp in offsets}
+        found = {}
+        for tp, delivered in offsets.items():
+            # There are three cases:
+            # 1. A file ends with records of a batch that waits for redelivery. Nothing is committed: a restart at an
+            #    offset within the file would write its records to another file again.
+            # 2. Records are buffered. They are not committed: after a failure they are read again.
+            # 3. All records are in files, or were dropped before `put`. All offsets are committed.
+            if self._written.get(tp, 0) <= delivered.offset:
+                first = next((record.kafka_offset for record in self._buffers.get(tp, ())), delivered.offset)
+                found[tp] = OffsetAndMetadata(min(first, delivered.offset))
+        return found
 
     async def stop(self) -> None:
         """Nothing to do: records that are not yet in a file are read again."""

@@ -112,7 +112,37 @@ async def test_redelivered_records_are_written_once(tmp_path: Path) -> None:
     await task.close(frozenset({A}))
     await task.open(frozenset({A}))  # assigned again, at the last committed offset
     await task.put(records(A, 0, 10))
-    assert await task.pre_commit(current) == {A: OffsetAndMetadata(10), B: OffsetAndMetadata(10)}
+    current = {A: OffsetAndMetadata(10), B: OffsetAndMetadata(1)}
+    assert await task.pre_commit(current) == {A: OffsetAndMetadata(10), B: OffsetAndMetadata(0)}
+
+
+async def test_offsets_of_dropped_records_are_committed(tmp_path: Path) -> None:
+    """A commit passes records that a transform dropped, up to the first buffered record. A partition gets an offset
+    before its first file.
+    """
+    task = await started(tmp_path, Context(), format="json", **{"flush.size": "2"})
+    start = {A: OffsetAndMetadata(40), B: OffsetAndMetadata(0)}
+    assert await task.pre_commit(start) == start
+    await task.put([record(A, 45)])
+    delivered = {A: OffsetAndMetadata(50), B: OffsetAndMetadata(7)}
+    assert await task.pre_commit(delivered) == {A: OffsetAndMetadata(45), B: OffsetAndMetadata(7)}
+    await task.put([record(A, 50)])
+    delivered[A] = OffsetAndMetadata(60)
+    assert await task.pre_commit(delivered) == delivered
+
+
+async def test_a_failed_batch_is_not_committed_within_a_file(tmp_path: Path) -> None:
+    """If a file ends with records of a batch that is delivered again, no offset within the file is committed: a
+    restart there would write a second file with the same records.
+    """
+    task = await started(tmp_path, Context(), format="json", **{"flush.size": "10"})
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "partition=1").write_text("in the way")
+    await task.put(records(A, 0, 5))
+    with pytest.raises(RetriableError):
+        await task.put([*records(A, 5, 10), *records(B, 3, 13)])
+    delivered = {A: OffsetAndMetadata(5), B: OffsetAndMetadata(1)}
+    assert await task.pre_commit(delivered) == {B: OffsetAndMetadata(1)}
 
 
 async def test_invalid_records_are_reported_once(tmp_path: Path) -> None:
