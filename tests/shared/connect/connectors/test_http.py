@@ -241,6 +241,27 @@ async def test_an_address_is_polled_page_by_page() -> None:
         assert [request.path for request in server.requests[:4]] == ["/?after=0", "/?after=0", "/?after=2", "/?after=4"]
 
 
+async def test_the_source_partition_has_no_secret() -> None:
+    """The source partition is the URL without its secrets, so a source with a new secret continues at its offset."""
+
+    def respond(request: Request) -> Response:
+        return 200, {}, b'[{"id":%d}]' % (int(request.path.rpartition("=")[2]) + 1)
+
+    async with serving(respond) as server, running() as run:
+        host = server.url.removeprefix("http://")
+        settings = {"topic": "t", "http_offset_pointer": "/id", "http_offset_initial": "0", **JSON}
+        first = f"http://ann:s3cret@{host}/?api_key=k3y&after=${{offset}}"
+        id = await run.run(HttpSourceConnector, http_url=first, **settings)
+        await run.until(lambda: run.cluster.records("t"))
+        await run.worker.stop_tasks([id])
+        (key,) = run.store.data
+        assert f"http://ann:[hidden]@{host}/?api_key=[hidden]&after=${{offset}}".encode() in key
+        stored = len(server.requests)
+        await run.run(HttpSourceConnector, http_url=first.replace("k3y", "n3w"), **settings)
+        await run.until(lambda: len(server.requests) > stored)
+        assert int(server.requests[stored].path.rpartition("=")[2]) > 0
+
+
 async def test_an_inclusive_offset_writes_each_record_once() -> None:
     """If responses include records at the requested offset, records written before are skipped and new ones are not.
 
