@@ -179,7 +179,8 @@ class FilesSinkTask(SinkTask):
                 for record in fit:
                     await self._reject(record, e, rejected)
             except DataError as e:
-                await self._reject(*await asyncio.to_thread(self._first_unfit, fit, e), rejected)
+                for record, error in await asyncio.to_thread(self._unfit, fit, e):
+                    await self._reject(record, error, rejected)
         return None
 
     async def _reject(self, record: SinkRecord, error: DataError, rejected: set[int]) -> None:
@@ -193,29 +194,61 @@ class FilesSinkTask(SinkTask):
         rejected.add(record.kafka_offset)
         await reporter.report(record, error)
 
-    def _first_unfit(self, records: list[SinkRecord], error: DataError) -> tuple[SinkRecord, DataError]:
-        """Return the first record that cannot be in one file with the records before it, and its error. `error` is the
-        error of encoding all `records` as one file."""
+    def _unfit(self, records: list[SinkRecord], error: DataError) -> list[tuple[SinkRecord, DataError]]:
+        """Return the first record that cannot be in one file with the records before it, and later ones with the same
+        conflict, each with its error. `error` is the error of all `records` in one file.
+
+        A bisection for each invalid record would take minutes if a file has thousands of them. So there are three
+        steps:
+
+        1. Find the first unfit record, by bisection.
+        2. Find the record before it that it conflicts with, by bisection. There is none before the first record.
+        3. Find each later record that does not fit the record of step 2 alone.
+        """
+        end, error = self._shortest_unfit(records, [], error)
+        before = records[: end - 1]
+        first = records[end - 1]
+        conflict, _ = self._shortest_unfit(before, [first], error)
+        fixed = before[conflict - 1 : conflict]
+        unfit = [(first, error)]
+        for record in records[end:]:
+            try:
+                self._rows_of([*fixed, record])
+            except DataError as e:
+                unfit.append((record, e))
+        return unfit
+
+    def _shortest_unfit(
+        self, records: list[SinkRecord], last: list[SinkRecord], error: DataError
+    ) -> tuple[int, DataError]:
+        """Return the least number of first `records` that do not fit one file together with `last`, and their error.
+
+        At least one is counted, if there are any. `error` is the error of all of them.
+        """
         fine = 0
         unfit = len(records)
         while unfit - fine > 1:
             middle = (fine + unfit) // 2
             try:
-                self._encode_file(records[:middle])
-                fine = middle
-            except NothingInIt:
+                self._rows_of([*records[:middle], *last])
                 fine = middle
             except DataError as e:
                 unfit = middle
                 error = e
-        return records[unfit - 1], error
+        return unfit, error
+
+    def _rows_of(self, records: list[SinkRecord]) -> Any:
+        """Return the rows of a file: a list for JSON, an Arrow table for Parquet. Raises DataError if there is none."""
+        if self._values["format"] == "json":
+            return [value_to_json(record.value_schema, record.value) for record in records]
+        return table_of(records)
 
     def _encode_file(self, records: list[SinkRecord]) -> bytes:
+        rows = self._rows_of(records)
         if self._values["format"] == "json":
-            rows = [value_to_json(record.value_schema, record.value) for record in records]
             return msgspec.json.Encoder().encode_lines(rows)
         sink = pa.BufferOutputStream()
-        pq.write_table(columns_of_file(table_of(records)), sink, compression=self._values["parquet.codec"])
+        pq.write_table(columns_of_file(rows), sink, compression=self._values["parquet.codec"])
         encoded: bytes = sink.getvalue().to_pybytes()
         return encoded
 

@@ -177,6 +177,29 @@ async def test_each_invalid_record_is_reported_with_its_own_error(tmp_path: Path
     assert pq.read_table(tmp_path / name).column("n").to_pylist() == [0, 1, 4]
 
 
+class CountedReads(dict[str, object]):
+    """A value that counts how often a column is read."""
+
+    reads = 0
+
+    def get(self, name: str, default: object = None) -> object:
+        CountedReads.reads += 1
+        return super().get(name, default)
+
+
+async def test_many_invalid_records_are_found_with_few_reads(tmp_path: Path) -> None:
+    """The number of reads grows with the number of records, and not with its product with that of the invalid ones.
+
+    It is the same if the first record lacks the column of the conflict.
+    """
+    values = [{"n": "x" if n % 5 == 4 else n} for n in range(1_000)]
+    task = await started(tmp_path, Context(reporter := Reporter()), **{"flush.size": "1000"})
+    CountedReads.reads = 0
+    await task.put([record(A, n, CountedReads(value if n else {"m": 1})) for n, value in enumerate(values)])
+    assert reporter.reported == [(A, n) for n in range(4, 1_000, 5)]
+    assert CountedReads.reads < 20 * 1_000
+
+
 def test_decimals_of_two_scales_fit_one_parquet_file() -> None:
     """A number that is valid in its own schema is written, also if the larger scale leaves it no room."""
     numbers = [Decimal(10**25), Decimal("0." + "1" * 18)]
