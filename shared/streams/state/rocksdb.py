@@ -205,6 +205,8 @@ class RocksDb:
                         row = StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
                         found.append((_unpack_ordered_number(at, whole), row))
                     rows.next()
+                # An iterator is invalid at its end, and after an error. Only `status` raises the error.
+                rows.status()
             yield key, found
 
     def rows(self, store: int, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, StoredRow]]:
@@ -230,6 +232,7 @@ class RocksDb:
             while len(found) < PAGE_ROWS and rows.valid() and (at := rows.key()).startswith(own):
                 found.append((at, rows.value()))
                 rows.next()
+            rows.status()
         return found
 
     def take_due(self, store: int, since: int, limit: int) -> tuple[set[bytes], int]:
@@ -266,6 +269,7 @@ class RocksDb:
                 elif row is not None:
                     keys.add(key)
                 entries.next()
+            entries.status()
             if len(batch):
                 self._db.write(batch)
         return keys, upcoming
