@@ -185,25 +185,27 @@ class _StoreQueryPage:
             self._add_matching_rows(row for row in store.rows_of(wanted.key) if wanted.has(row.key))
         elif isinstance(store, PersistentStore):
             after = None if self._after is None else self._query.after
-            in_memory, on_disk = store.walk(None if after is None else (after.key, after.start))
-            for slice_ in _slice_rows(iter(in_memory)):
-                self._add_matching_rows(row for row in slice_ if wanted.has(row.key))
-                yield
-            for slice_ in _slice_rows(on_disk):
-                self._add_matching_rows(row for row in slice_ if wanted.has(row.key))
+            in_memory = store.keys_in_memory()
+            yield from self._read_keys(store, iter(in_memory), wanted)
+            for slice_ in _slice_rows(store.rows_on_disk(None if after is None else (after.key, after.start))):
+                # The other keys were read before. Rows on disk may be older.
+                self._add_matching_rows(row for row in slice_ if row.key not in in_memory and wanted.has(row.key))
                 self._trim_rows()
                 # Rows on disk come in the order of the response, so all later ones are beyond its end.
                 if self._bound is not None and _row_order_of(slice_[-1]) > self._bound:
                     break
                 yield
         else:
-            for keys in _slice_rows(store.keys()):
-                own = [key for key in keys if wanted.has(key) and self._may_have(key_hash(raw_key(key)))]
-                self._add_matching_rows(_rows_of_keys(store, own))
-                yield
+            yield from self._read_keys(store, store.keys(), wanted)
         self._trim_rows()
         self.has_more = len(self._found) > self._rows_max
         self.rows = [row for _, row in self._found[: self._rows_max]]
+
+    def _read_keys(self, store: Any, keys: Iterator[Any], wanted: _Range) -> Iterator[None]:
+        for some in _slice_rows(keys):
+            own = [key for key in some if wanted.has(key) and self._may_have(key_hash(raw_key(key)))]
+            self._add_matching_rows(row for key in own for row in store.rows_of(key))
+            yield
 
     def _may_have(self, hash_: int) -> bool:
         return (self._after is None or hash_ >= self._after[0]) and (self._bound is None or hash_ <= self._bound[0])
@@ -243,10 +245,6 @@ RowT = TypeVar("RowT")
 def _slice_rows(rows: Iterator[RowT]) -> Iterator[list[RowT]]:
     while some := list(islice(rows, SLICE_ROWS)):
         yield some
-
-
-def _rows_of_keys(store: Any, keys: Iterable[Any]) -> Iterator[StateStoreRow]:
-    return (row for key in keys for row in store.rows_of(key))
 
 
 def _row_order_of(row: StateStoreRow) -> RowOrder:

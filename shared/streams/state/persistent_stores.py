@@ -139,17 +139,21 @@ class PersistentStore(ABC, Generic[CacheT]):
         self._cache.touched = touched
 
     def rows(self) -> Iterator[StateStoreRow]:
-        """Yield all live rows as they are now, in no order."""
-        return chain(*self.walk())
+        """Yield all live rows, in no order. The store may change meanwhile if the in-memory store may."""
+        in_memory = self.keys_in_memory()
+        return chain(self._cache.rows(), (row for row in self.rows_on_disk() if row.key not in in_memory))
 
-    def walk(self, after: tuple[bytes, int] | None = None) -> tuple[list[StateStoreRow], Iterator[StateStoreRow]]:
-        """Return two groups of rows: those in memory, in no order, and those on disk whose keys are not in memory.
+    def keys_in_memory(self) -> frozenset[Any]:
+        """Return the keys that are in memory now. They may have newer rows there than on disk."""
+        return frozenset(self._loaded)
 
-        Rows on disk are ordered by hash of the key, key and start. With `after`, the second group has only the rows
-        after this key and start.
+    def rows_on_disk(self, after: tuple[bytes, int] | None = None) -> Iterator[StateStoreRow]:
+        """Yield the rows on disk in the order of key hash, key and start.
+
+        With `after`, only the rows after this key and start.
         """
-        # Keys in memory may have newer rows there than on disk, so the disk is only read for the other keys.
-        return list(self._cache.rows()), self._rows_not_in_memory(self._rows.all(after), frozenset(self._loaded))
+        for raw, start, row in self._rows.all(after):
+            yield self._row_from_disk(self._codec.key_of(raw), start, row.end, self._codec.unpack(row.state))
 
     def rows_of(self, key: Any) -> Iterable[Any]:
         """Return the key's live rows in order of start. A key that is not in memory stays on disk.
@@ -259,14 +263,6 @@ class PersistentStore(ABC, Generic[CacheT]):
 
     def _note_end_in_due_index(self, end: int) -> None:
         self._due.came(end)
-
-    def _rows_not_in_memory(
-        self, stored_rows: Iterator[tuple[bytes, int, EncodedRow]], loaded: frozenset[Any]
-    ) -> Iterator[StateStoreRow]:
-        for raw, start, row in stored_rows:
-            key = self._codec.key_of(raw)
-            if key not in loaded:
-                yield self._row_from_disk(key, start, row.end, self._codec.unpack(row.state))
 
     @abstractmethod
     def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> StateStoreRow:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -304,10 +305,10 @@ class WindowStore:
         return map(self.key_of, self.index.keys(codes).tolist())
 
     def rows(self) -> Iterator[LiveWindow]:
-        """Yield all live windows; the store must not change meanwhile."""
+        """Yield all windows that are live when this method is called; none may be removed meanwhile."""
         rows = self.table.live_rows()
-        for at in range(0, len(rows), ROWS_AT_ONCE):
-            yield from self._live_windows(rows[at : at + ROWS_AT_ONCE])
+        starts = range(0, len(rows), ROWS_AT_ONCE)
+        return chain.from_iterable(self._live_windows(rows[at : at + ROWS_AT_ONCE]) for at in starts)
 
     def rows_of(self, key: Any) -> list[LiveWindow]:
         """Return the key's live windows in order of start."""

@@ -288,6 +288,31 @@ def test_a_store_is_walked_in_slices(kind: str, on_disk: bool, tmp_path: Path) -
     assert "a" not in keys
 
 
+@pytest.mark.parametrize("kind", ["session", "table", "aggregate"])
+def test_rows_in_memory_and_on_disk_are_read_in_slices(kind: str, tmp_path: Path) -> None:
+    """One turn reads at most a slice of a store on disk, also if all keys are in memory: later slices have the rows
+    as they are by then, and the rows on disk take turns of their own."""
+    builder = StreamsBuilder()
+    if kind == "table":
+        builder.table("in", name="s")
+    elif kind == "aggregate":
+        builder.stream("in").group_by_key().aggregate("s", x=Sum("x"))
+    else:
+        windowed(kind, builder).aggregate("s", x=Sum("x")).on_close().to("out")
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=8 * 1024 * 1024, cache_bytes_max=64 * 1024 * 1024)
+    driver = TopologyTestDriver(builder.build(), state=state)
+    keys = [b"k%05d" % i for i in range(2 * SLICE_ROWS)]
+    driver.pipe_columns("in", [(key, b'{"x":1}', 5) for key in keys])
+    reading = read_in_slices({0: driver.task}, "s", StoreQuery())
+    assert next(reading) is None
+    driver.pipe_columns("in", [(key, b'{"x":2}', 5) for key in keys])
+    response, slices = rest_of(reading)
+    before = [row for row in response.rows if (row["value"]["x"] if kind == "table" else row["x"]) == 1]
+    driver.close()
+    assert len(response.rows) == len(keys)
+    assert (len(before), slices) == (SLICE_ROWS, 3)
+
+
 def test_a_task_that_goes_meanwhile_is_left_out() -> None:
     """If a task is closed between two slices, the response has neither its rows nor its position."""
     tasks = {0: driver_of("session").task, 1: driver_of("session").task}

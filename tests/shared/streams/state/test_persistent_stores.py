@@ -267,8 +267,7 @@ def test_the_least_recently_used_key_is_evicted(is_windowed: bool) -> None:
         for at, key in enumerate((b"a", b"b", b"a", b"c")):
             driver.pipe("in", key=key, value=b"{}", timestamp=at)
         store: Any = driver.task.stores["s"]
-        in_memory, _ = store.walk()
-        assert {row.key for row in in_memory} == {"a", "c"}
+        assert store.keys_in_memory() == {"a", "c"}
         driver.close()
 
 
