@@ -86,13 +86,15 @@ class KafkaTransactor:
 
     async def send_atomic(self, records: Sequence[ProducerRecord]) -> Sequence[Outcome]:
         """See `penstock.api.ingest.atomic.Transactor`."""
-        return await self._await_transaction(self._store_atomically(records))
+        begun = asyncio.Event()
+        return await self._await_transaction(self._store_atomically(records, begun), begun)
 
     async def send_keyed(
         self, key: IdempotencyKey, records: Sequence[ProducerRecord], make_response: MakeResponse
     ) -> tuple[StoredResponse, bool]:
         """See `penstock.api.ingest.atomic.Transactor`."""
-        return await self._await_transaction(self._store_with_key(key, records, make_response))
+        begun = asyncio.Event()
+        return await self._await_transaction(self._store_with_key(key, records, make_response, begun), begun)
 
     async def close(self, timeout_ms: float) -> None:
         """Close every producer within `timeout_ms`.
@@ -113,10 +115,11 @@ class KafkaTransactor:
         if running:
             await asyncio.wait(running, timeout=max(0.0, deadline - loop.time()))
 
-    async def _await_transaction(self, work: Awaitable[T]) -> T:
+    async def _await_transaction(self, work: Awaitable[T], begun: asyncio.Event) -> T:
         """Return the result of a transaction. Raises KafkaTimeout after `ack_timeout_ms`.
 
-        The transaction continues even if the caller is cancelled or the time is over.
+        A transaction that has begun continues even if the caller is cancelled or the time is over. One that still waits
+        for its turn is cancelled.
         """
         task = asyncio.ensure_future(work)
         self._running.add(task)
@@ -126,8 +129,11 @@ class KafkaTransactor:
                 return await asyncio.shield(task)
         except TimeoutError:
             timeout = KafkaTimeout(f"not committed within ack_timeout_ms={self._settings.ack_timeout_ms}")
-            timeout.maybe_written = True
+            timeout.maybe_written = begun.is_set()
             raise timeout from None
+        finally:
+            if not begun.is_set():
+                task.cancel()
 
     def _transaction_ended(self, task: asyncio.Task[object]) -> None:
         self._running.discard(task)
@@ -135,8 +141,9 @@ class KafkaTransactor:
             # Retrieve the exception, or asyncio logs that nobody did.
             task.exception()
 
-    async def _store_atomically(self, records: Sequence[ProducerRecord]) -> Sequence[Outcome]:
+    async def _store_atomically(self, records: Sequence[ProducerRecord], begun: asyncio.Event) -> Sequence[Outcome]:
         async with self._slots:
+            begun.set()
             producer = self._idle.pop() if self._idle else await self._new_producer()
             try:
                 result = await send_in_transaction(producer, records)
@@ -153,18 +160,18 @@ class KafkaTransactor:
         return await self._open_producer(f"{self._name}-{self._opened}")
 
     async def _store_with_key(
-        self, key: IdempotencyKey, records: Sequence[ProducerRecord], make_response: MakeResponse
+        self, key: IdempotencyKey, records: Sequence[ProducerRecord], make_response: MakeResponse, begun: asyncio.Event
     ) -> tuple[StoredResponse, bool]:
         partitions = await self._key_partitions()
         partition = partitions[int.from_bytes(key.digest[:8], "big") % len(partitions)]
         for _ in range(FENCED_RETRIES):
             try:
-                return await partition.store(key, records, make_response)
+                return await partition.store(key, records, make_response, begun)
             except ProducerFenced as e:
                 if e.maybe_written:
                     raise
                 log.warning("another service acquired the partition of keys", partition=partition.number)
-        return await partition.store(key, records, make_response)
+        return await partition.store(key, records, make_response, begun)
 
     async def _key_partitions(self) -> list[KeyedTransactions]:
         async with self._opening:
@@ -230,10 +237,14 @@ class KeyedTransactions:
         return f"KeyedTransactions({self.number}, {'owned' if self._producer else 'not owned'}, {self._keys})"
 
     async def store(
-        self, key: IdempotencyKey, records: Sequence[ProducerRecord], make_response: MakeResponse
+        self, key: IdempotencyKey, records: Sequence[ProducerRecord], make_response: MakeResponse, begun: asyncio.Event
     ) -> tuple[StoredResponse, bool]:
-        """See `Transactor.send_keyed`. Raises ProducerFenced if another service has acquired the partition of keys."""
+        """See `Transactor.send_keyed`. Sets `begun` when the request's turn has come.
+
+        Raises ProducerFenced if another service has acquired the partition of keys.
+        """
         async with self._lock:
+            begun.set()
             producer = self._producer or await self._acquire_ownership()
             now_ms = SYSTEM_CLOCK.now_ms()
             known = self._keys.get(key, now_ms)

@@ -11,13 +11,14 @@ from penstock.api.http.problem import failed_outcome, kind_of_record_error
 from penstock.api.http.status_codes import SERVICE_UNAVAILABLE
 from penstock.api.ingest.atomic import IdempotencyKey, StoredResponse
 from penstock.api.settings import IngestSettings
-from penstock.services.producer.ingest_transactions import KafkaTransactor
+from penstock.services.producer.ingest_transactions import KafkaTransactor, KeyedTransactions
 from penstock.services.producer.settings import DEFAULT_KAFKA
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.errors import KafkaTimeout, PenstockError
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 from penstock.shared.testing.fake_broker import Api, FakeCluster, Request
+from tests.virtual_time import let_pass, run
 
 ACKS_ALL = -1
 
@@ -96,3 +97,40 @@ async def test_a_foreign_record_among_the_keys_is_the_services_fault() -> None:
     kind = kind_of_record_error(failed.value)
     assert (kind.status, failed_outcome(kind)) == (SERVICE_UNAVAILABLE, "not_stored")
     assert [entry["reason"] for entry in logs if entry["log_level"] == "error"] == [str(failed.value)]
+
+
+@pytest.mark.parametrize("is_keyed", [False, True])
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_request_that_waits_too_long_for_its_turn_is_not_stored_later(is_keyed: bool, is_cancelled: bool) -> None:
+    """A request whose time is over before its transaction has begun is dropped, and the error says that nothing is
+    stored. The same holds for a request that is cancelled."""
+
+    async def never_open(_: int) -> Producer:
+        pytest.fail("the transaction has begun")
+
+    async def wait() -> None:
+        settings = IngestSettings(atomic_producers=1)
+        admin = Admin(DEFAULT_KAFKA)
+        transactor = KafkaTransactor(DEFAULT_KAFKA, ProducerSettings(), settings, admin)
+        partition = KeyedTransactions(DEFAULT_KAFKA, admin, settings, 0, never_open)
+        transactor._partitions = [partition]
+        records = [ProducerRecord("clicks", b"{}")]
+        async with partition._lock, transactor._slots:
+            if is_keyed:
+                key = IdempotencyKey(bytes(32), bytes(32))
+                work = asyncio.ensure_future(transactor.send_keyed(key, records, lambda _: StoredResponse(200, b"")))
+            else:
+                work = asyncio.ensure_future(transactor.send_atomic(records))
+            if is_cancelled:
+                await let_pass(1)
+                work.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await work
+            else:
+                with pytest.raises(KafkaTimeout) as failed:
+                    await work
+                assert not failed.value.maybe_written
+            await let_pass(1)
+            assert not transactor._running
+
+    run(wait())
