@@ -427,7 +427,9 @@ class LogicalReader:
                 "WHERE slot_name = $1 AND confirmed_flush_lsn < $2::text::pg_lsn",
                 self._slot, lsn_text(target), timeout=HOLD_S,
             )  # fmt: skip
-            self._move_to = None
+            # A commit may have set a later position meanwhile.
+            if self._move_to == target:
+                self._move_to = None
 
     def stored(self, offset: Offset | None) -> None:
         """Record that this offset is stored: the slot may move."""

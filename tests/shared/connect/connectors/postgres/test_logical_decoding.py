@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.connect.connectors.postgres.columns import TYPE_NAMES, value_from, value_of
-from penstock.shared.connect.connectors.postgres.logical import SlotProgress, SlotReader, position_of
+from penstock.shared.connect.connectors.postgres.logical import LogicalReader, SlotProgress, SlotReader, position_of
 from penstock.shared.connect.connectors.postgres.pgoutput import (
     UNCHANGED,
     Begin,
@@ -34,7 +34,7 @@ from penstock.shared.connect.connectors.postgres.pgoutput import (
     lsn_of,
     lsn_text,
 )
-from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector
+from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector, source_settings
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SourceRecord
 from penstock.shared.connect.schema import OPTIONAL_FLOAT32, OPTIONAL_FLOAT64
@@ -237,6 +237,25 @@ def test_a_slot_moves_when_all_before_is_stored() -> None:
     assert progress.stored({"lsn": LSN, "change": 2}) == 0x2000010
     progress.mark(0x2000020)
     assert (progress.settled(), progress.settled()) == (0x2000020, None)
+
+
+async def test_what_is_stored_while_the_slot_moves_moves_it_next() -> None:
+    """If later records are stored while the slot moves, the next move goes to their end."""
+    reader = LogicalReader(source_settings().parse(LOGICAL), None)
+    progress, moves = reader._progress, list[str]()
+
+    class Connection:
+        async def execute(self, _: str, slot: str, lsn: str, **options: Any) -> None:
+            moves.append(lsn)
+            reader.stored({"lsn": "0/20", "change": 1})
+
+    for lsn in (0x10, 0x20):
+        progress.read = (lsn, 1)
+        progress.mark(lsn)
+    reader.stored({"lsn": "0/10", "change": 1})
+    for _ in range(3):
+        await reader.move_slot(Connection())
+    assert moves == ["0/10", "0/20"]
 
 
 @pytest.mark.parametrize("offset", [{}, {"lsn": 7}, {"lsn": "x"}, {"lsn": "0/1", "change": "many"}])
