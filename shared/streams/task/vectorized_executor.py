@@ -168,10 +168,11 @@ class VectorizedExecutor:
                     stop = int(at[done])
             skipped = skipped[skipped < stop]
             has_no_value = values.codes[skipped] == NO_VALUE
-            for reason, null in (("null key", skipped[~has_no_value]), ("null value", skipped[has_no_value])):
-                if len(null):
-                    task.set_current_record(columns.record(int(null[-1])))
-                    task.count_skipped(reason, len(null))
+            reasons = (("null key", skipped[~has_no_value]), ("null value", skipped[has_no_value]))
+            # In the order of their last records, since the metrics keep the last skipped record.
+            for reason, null in sorted((r for r in reasons if len(r[1])), key=lambda r: int(r[1][-1])):
+                task.set_current_record(columns.record(int(null[-1])))
+                task.count_skipped(reason, len(null))
         except Exception as e:
             raise task.half_processed(e) from e
         if stop > start:
