@@ -173,7 +173,9 @@ def test_a_poll_is_filled_from_several_partitions() -> None:
     assert scene.take(7) == {A0: [0, 1, 2], A1: [0, 1, 2, 3]}
 
 
-@pytest.mark.parametrize(("size", "polled"), [(TAKEN_BYTES - 1, [A0, A1]), (TAKEN_BYTES, [A0])])
+@pytest.mark.parametrize(
+    ("size", "polled"), [(TAKEN_BYTES - 1, [A0, A1]), (TAKEN_BYTES, [A0]), (TAKEN_BYTES + 1, [A0])]
+)
 def test_a_poll_without_a_limit_ends_after_enough_bytes(size: int, polled: list[TopicPartition]) -> None:
     """After TAKEN_BYTES, the records of other partitions are left for the next poll."""
     scene = Scene(fetch_buffer_bytes=100 * TAKEN_BYTES).at(a0=0, a1=0)
