@@ -18,7 +18,6 @@ from penstock.shared.common.errors import (
     CorruptRecord,
     KafkaTimeout,
     LakeUnavailable,
-    LogTruncation,
     OffsetOutOfRange,
     SchemaMismatch,
 )
@@ -97,9 +96,9 @@ class PartitionRestore:
         """Find the start of the restore and seek to it; return the log's current end.
 
         A restore that has read before (a standby) continues from its position. Raises OffsetOutOfRange if the restore
-        must start again: the log lacks this position or is another topic, or a newer snapshot has replaced the loaded
-        one. Raises ChangelogHole if the log does not continue the newest snapshot, or if there is none and the log does
-        not begin at 0.
+        must start again: a newer snapshot has replaced the loaded one, or the log lacks this position or is another
+        topic, and the state on disk is deleted then. Raises ChangelogHole if the log does not continue the newest
+        snapshot, or if there is none and the log does not begin at 0.
         """
         consumer.assign([self.at])
         reader = self.reader
@@ -169,16 +168,15 @@ class PartitionRestore:
     async def poll(self, consumer: Consumer) -> int:
         """Wait a short time for records, apply them and return their number. May be cancelled at any moment.
 
-        Raises LogTruncation if the log has lost records that were read; the state on disk is deleted then.
+        Raises OffsetOutOfRange, LogTruncation included, if the log lacks the position or has lost records that were
+        read; the state on disk is deleted then.
         """
         # Heartbeats and running tasks get a turn between the fetched records.
         await asyncio.sleep(0)
         try:
             batches = await consumer.poll(RESTORE_POLL_MS, RESTORE_RECORDS_MAX)
-        except LogTruncation as e:
-            # Rows on disk may be of the lost records. If the log grows past their checkpoint, it no longer shows that.
-            if self.task.local is not None:
-                self.task.local.discard(str(e))
+        except OffsetOutOfRange as e:
+            self._discard_local(str(e))
             raise
         return sum(self._feed_changelog_records(columns) for columns in batches.values())
 
@@ -265,7 +263,9 @@ class PartitionRestore:
         topic_id = await fetch_changelog_topic_id(self._kafka, self.at.topic)
         if topic_id != self.topic_id or not first <= start <= end:
             was = f"offset {start} of the topic with id {self.topic_id}"
-            raise OffsetOutOfRange(f"{self.at}: from {was}; it has {first} to {end} and id {topic_id}")
+            reason = f"{self.at}: from {was}; it has {first} to {end} and id {topic_id}"
+            self._discard_local(reason)
+            raise OffsetOutOfRange(reason)
         # Rows that the standby has buffered are written with its offset.
         self.write()
         self._applied_before = self.reader.entries_applied
@@ -284,6 +284,11 @@ class PartitionRestore:
         if found is not None:
             self.report.local_windows = sum(map(len, task.stores.values()))
         return found
+
+    def _discard_local(self, reason: str) -> None:
+        # Rows on disk may be of lost records. If the log grows past their checkpoint, it no longer shows that.
+        if self.task.local is not None:
+            self.task.local.discard(reason)
 
     async def _newest_snapshot(self) -> tuple[int, state_snapshot.PartitionSnapshot] | None:
         """Return the table's version and this partition's coverage in it; None if no snapshot covers it."""

@@ -16,6 +16,7 @@ from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import (
     KafkaTimeout,
     LogTruncation,
+    OffsetOutOfRange,
     SchemaMismatch,
     SourceOffsetsMissing,
     SourceTopicChanged,
@@ -184,6 +185,41 @@ async def test_state_on_disk_of_lost_records_is_deleted(tmp_path: Path) -> None:
             cluster.lose_records(at, 1)
             with pytest.raises(LogTruncation, match="clicks-changelog-0"):
                 await restoring.read_until(1_000, consumer)
+    assert (local.checkpoint, len(standby.stores["s"])) == (None, 0)
+    local.close()
+
+
+@pytest.mark.parametrize("lost", ["after it begins", "before it continues"])
+async def test_state_on_disk_above_the_changelogs_end_is_deleted(tmp_path: Path, lost: str) -> None:
+    """State on disk is deleted if its position is above the changelog's end, also if the records are lost after a
+    restore has begun from the state, or before a standby's restore continues."""
+    at = TopicPartition("clicks-changelog", 0)
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+    async with (
+        FakeCluster() as cluster,
+        chain_of(cluster, "clicks", 1) as chain,
+        owner(chain, "at_least_once") as (changelog, task),
+    ):
+        process_records(task, chain, 0, 10)
+        await commit(changelog, task, chain)
+        local = state.state_of(0)
+        standby = StreamTask(topology("clicks"), 0, application="clicks", local=local)
+        restoring = PartitionRestore(chain.kafka, chain.settings(), standby, ManualClock(0))
+        async with restoring.consumer() as consumer:
+            await restoring.read_until(await restoring.begin(consumer), consumer)
+            restoring.write()
+        if lost == "after it begins":
+            local.close()
+            local = state.state_of(0)
+            standby = StreamTask(topology("clicks"), 0, application="clicks", local=local)
+            restoring = PartitionRestore(chain.kafka, chain.settings(), standby, ManualClock(0))
+        async with restoring.consumer() as consumer:
+            if lost == "after it begins":
+                await restoring.begin(consumer)
+            assert (local.checkpoint is not None, len(standby.stores["s"])) == (True, 1)
+            cluster.lose_records(at, 1)
+            with pytest.raises(OffsetOutOfRange, match="clicks-changelog-0"):
+                await restoring.begin(consumer) if lost == "before it continues" else await restoring.poll(consumer)
     assert (local.checkpoint, len(standby.stores["s"])) == (None, 0)
     local.close()
 
