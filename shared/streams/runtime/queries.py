@@ -38,8 +38,8 @@ from penstock.shared.streams.topology import KeyType, Topology
 # A response has at most this many rows. Queries with `StoreQuery.after` return the rest.
 QUERY_ROWS_MAX = 10_000
 SLICE_ROWS = 2_000
-"""The most rows, or keys of a store in memory, that are read at once. Reading them takes some milliseconds, in which no
-record is processed."""
+"""The most rows that are read at once, except that a key in memory is read with all its rows. Reading them takes some
+milliseconds, in which no record is processed."""
 
 
 class StoreQuery(NamedTuple):
@@ -202,9 +202,16 @@ class _StoreQueryPage:
         self.rows = [row for _, row in self._found[: self._rows_max]]
 
     def _read_keys(self, store: Any, keys: Iterator[Any], wanted: _Range) -> Iterator[None]:
-        for some in _slice_rows(keys):
-            own = [key for key in some if wanted.has(key) and self._may_have(key_hash(raw_key(key)))]
-            self._add_matching_rows(row for key in own for row in store.rows_of(key))
+        read = 0
+        for key in keys:
+            is_read = wanted.has(key) and self._may_have(key_hash(raw_key(key)))
+            rows = store.rows_of(key) if is_read else ()
+            self._add_matching_rows(rows)
+            read += len(rows) or 1
+            if read >= SLICE_ROWS:
+                yield
+                read = 0
+        if read:
             yield
 
     def _may_have(self, hash_: int) -> bool:

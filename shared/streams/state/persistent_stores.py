@@ -155,7 +155,7 @@ class PersistentStore(ABC, Generic[CacheT]):
         for raw, start, row in self._rows.all(after):
             yield self._row_from_disk(self._codec.key_of(raw), start, row.end, self._codec.unpack(row.state))
 
-    def rows_of(self, key: Any) -> Iterable[Any]:
+    def rows_of(self, key: Any) -> Sequence[Any]:
         """Return the key's live rows in order of start. A key that is not in memory stays on disk.
 
         Queries use this. Keys are evicted only after a commit, so queries of a task that does not commit would fill the
