@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -140,20 +140,22 @@ class PersistentStore(ABC, Generic[CacheT]):
 
     def rows(self) -> Iterator[StateStoreRow]:
         """Yield all live rows, in no order. The store may change meanwhile if the in-memory store may."""
-        in_memory = self.keys_in_memory()
-        return chain(self._cache.rows(), (row for row in self.rows_on_disk() if row.key not in in_memory))
+        return chain(self._cache.rows(), self.rows_on_disk(without=self.keys_in_memory()))
 
     def keys_in_memory(self) -> frozenset[Any]:
         """Return the keys that are in memory now. They may have newer rows there than on disk."""
         return frozenset(self._loaded)
 
-    def rows_on_disk(self, after: tuple[bytes, int] | None = None) -> Iterator[StateStoreRow]:
-        """Yield the rows on disk in the order of key hash, key and start.
+    def rows_on_disk(
+        self, after: tuple[bytes, int] | None = None, without: Collection[Any] = ()
+    ) -> Iterator[StateStoreRow]:
+        """Yield the rows on disk in the order of key hash, key and start, but not those of the keys in `without`.
 
         With `after`, only the rows after this key and start.
         """
         for raw, start, row in self._rows.all(after):
-            yield self._row_from_disk(self._codec.key_of(raw), start, row.end, self._codec.unpack(row.state))
+            if (key := self._codec.key_of(raw)) not in without:
+                yield self._row_from_disk(key, start, row.end, self._codec.unpack(row.state))
 
     def rows_of(self, key: Any) -> Sequence[Any]:
         """Return the key's live rows in order of start. A key that is not in memory stays on disk.

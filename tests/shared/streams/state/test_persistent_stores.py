@@ -271,6 +271,31 @@ def test_the_least_recently_used_key_is_evicted(is_windowed: bool) -> None:
         driver.close()
 
 
+def test_rows_of_keys_in_memory_are_not_decoded_from_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The iteration of a store decodes only the rows on disk whose keys are not in memory."""
+    decoded = 0
+    unpack = RowCodec.unpack
+
+    def count(codec: RowCodec, data: bytes) -> list[Any]:
+        nonlocal decoded
+        decoded += 1
+        return unpack(codec, data)
+
+    builder = StreamsBuilder()
+    builder.table("in", name="s")
+    room_for_two_keys = 5 * CACHED_ROW_BYTES
+    with directory(room_for_two_keys) as state:
+        driver = TopologyTestDriver(builder.build(), state=state)
+        for key in (b"a", b"b", b"c"):
+            driver.pipe("in", key=key, value=b"{}")
+        store: Any = driver.task.stores["s"]
+        assert store.keys_in_memory() == {"b", "c"}
+        monkeypatch.setattr(RowCodec, "unpack", count)
+        assert sorted(row.key for row in store.rows()) == ["a", "b", "c"]
+        driver.close()
+    assert decoded == 1
+
+
 @pytest.mark.parametrize("cache_bytes_max", [ROOMY, NONE])
 def test_a_keys_windows_are_walked_a_fixed_number_of_times(
     cache_bytes_max: int, monkeypatch: pytest.MonkeyPatch
