@@ -195,10 +195,12 @@ class OfField(Aggregation[State]):
 
         Raises DataError if the value has no JSON.
         """
-        if type(value) in JSON_SCALARS:
-            return value
+        return value if type(value) in JSON_SCALARS else msgspec.json.decode(self._json(value))
+
+    def _json(self, value: Any) -> bytes:
+        """Return a value's JSON; it is equal for equal dicts and sets. Raises DataError if the value has none."""
         try:
-            return msgspec.json.decode(msgspec.json.encode(value, order="sorted"))
+            return msgspec.json.encode(value, order="deterministic")
         except (TypeError, ValueError) as e:
             raise DataError(f"{self.function}({self.field!r}): {value!r} has no JSON: {e}") from None
 

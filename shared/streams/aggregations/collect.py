@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import (
     Column,
     ColumnValue,
@@ -96,14 +96,8 @@ class CollectSet(_Collect):
         if len(values) < self.limit:
             # By JSON, because values may be lists or objects, which are not hashable. It also keeps 1, 1.0 and true
             # apart.
-            known = {self._set_member_json(value): value for value in values}
+            known = {self._json(value): value for value in values}
             for value in later[0]:
-                known.setdefault(self._set_member_json(value), value)
+                known.setdefault(self._json(value), value)
             values = tuple(known.values())[: self.limit]
         return (values, earlier[1] + later[1])
-
-    def _set_member_json(self, value: Any) -> bytes:
-        try:
-            return msgspec.json.encode(value, order="deterministic")
-        except (TypeError, ValueError) as e:
-            raise DataError(f"{self.function}({self.field!r}): {value!r} has no JSON: {e}") from None

@@ -268,7 +268,7 @@ def _feed_quantile_sketch(aggregation: Any, state: Any, inputs: Sequence[Any], t
 
 def _take_encodable(aggregation: Any, values: Sequence[Any]) -> list[Any]:
     inputs = _take_plain_json(aggregation, values)
-    aggregation._set_member_json(inputs)
+    aggregation._json(inputs)
     return inputs
 
 

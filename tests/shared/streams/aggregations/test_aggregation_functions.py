@@ -672,8 +672,8 @@ class Event(msgspec.Struct):
 def test_values_that_are_no_plain_json_are_the_same_before_and_after_a_restore(
     columns_min: int, restarts: bool
 ) -> None:
-    """First, Last, CollectList and CollectSet have a value as plain JSON at once: a struct as a dict, a set as a sorted
-    list, an enum as its value, a datetime as text. A set has an equal value once."""
+    """First, Last, CollectList and CollectSet have a value as plain JSON at once: a struct as a dict in the order of
+    its fields, a set as a sorted list, an enum as its value, a datetime as text. A set has an equal value once."""
     seen: list[Any] = []
     builder = StreamsBuilder()
     windows = builder.stream("in", value=Event).group_by_key().session_window(10)
@@ -690,9 +690,23 @@ def test_values_that_are_no_plain_json_are_the_same_before_and_after_a_restore(
             driver.crash()
             driver.restore()
     driver.pipe("in", key=b"other", value=value, timestamp=100)
-    ann = {"age": 30, "name": "ann"}
+    ann = {"name": "ann", "age": 30}
     expected = {"user": ann, "kind": "a", "at": "2020-01-01T00:00:00", "users": [ann], "tags": [tags]}
     assert seen == [{**expected, "pairs": [[1, 2]] * 4}]
+    assert [list(seen[0]["user"]), list(seen[0]["users"][0])] == [["name", "age"]] * 2
+
+
+@pytest.mark.parametrize("columns_min", [1, 1 << 30])
+def test_a_collected_set_has_dicts_once_whatever_the_order_of_their_keys(columns_min: int) -> None:
+    """Dicts that differ only in the order of their keys, or in that of dicts in them, are equal for CollectSet."""
+    builder = StreamsBuilder()
+    windows = builder.stream("in").group_by_key().session_window(10)
+    windows.aggregate("s", each=CollectSet("x")).on_update().to("out")
+    driver = TopologyTestDriver(builder.build(), columns_min=columns_min)
+    values = (b'{"x":{"b":1,"a":{"d":2,"c":3}}}', b'{"x":{"a":{"c":3,"d":2},"b":1}}', b'{"x":{"a":{"d":2,"c":3}}}')
+    driver.pipe_columns("in", [(b"k", value, 0) for value in values])
+    result = msgspec.json.decode(driver.read("out")[-1].value or b"")
+    assert result["each"] == [{"a": {"c": 3, "d": 2}, "b": 1}, {"a": {"c": 3, "d": 2}}]
 
 
 @pytest.mark.parametrize("aggregation", [First("x"), Last("x"), CollectList("x"), CollectSet("x")])
