@@ -319,7 +319,8 @@ class StreamsBuilder:
         """
         if not self._topology.nodes:
             raise ConfigError("topology: no stream was defined")
-        for name in self._without_emission:
+        if self._without_emission:
+            name = self._without_emission[0]
             raise ConfigError(f"aggregate({name!r}): say when to forward its results: .on_close() or .on_update()")
         require_known_stores(self._topology)
         require_no_loops(self._topology)

@@ -14,7 +14,7 @@ class StreamTraits:
     """The traits of a stream's records.
 
     Of merged streams, `source`, `value`, `window_key` and `origin` are those of the first stream. `encode` is
-    `encode_updates` if it is that of one of them.
+    `encode_updates` if one of the streams has it, otherwise that of the first stream.
     """
 
     source: SourceNode

@@ -110,8 +110,8 @@ class GlobalTables:
         if not self.rows:
             return
         settings = ConsumerSettings(
-            # Of a truncated or recreated topic, the tables would keep rows whose records are gone. The next start loads
-            # them again. Kafka Streams also stops there.
+            # After a reset, the tables would keep rows of records that a truncated or recreated topic lacks. So the
+            # worker stops, as Kafka Streams does, and its next start loads the tables again.
             auto_offset_reset="none",
             isolation_level="read_committed",
             commit_strategy="none",
@@ -131,7 +131,7 @@ class GlobalTables:
         while any(at.get(tp, 0) < end for tp, end in ends.items()):
             self._apply_records(await consumer.poll(LOAD_POLL_MS))
             before = at
-            # A partition that was read to its end is no progress, even if more records follow.
+            # Records beyond a partition's end offset in `ends` are no progress.
             at = {tp: min(await consumer.position(tp), end) for tp, end in ends.items()}
             now = self._clock.monotonic_ms()
             # Positions count and not records, because the end of a topic may be transaction markers.

@@ -197,8 +197,8 @@ def partition_owners(instances: Instances, url: str, own: Registration) -> Parti
 class InstanceRegistry:
     """Registers this instance's partitions in the topic, and reads the registrations of all instances.
 
-    The worker does not depend on it. After an error of Kafka it logs the error and tries again: after RETRY_MS if Kafka
-    cannot be reached, and after REGISTER_MS if a retry may not help, as without a right.
+    The worker does not depend on it. After an error it logs the error and tries again: after RETRY_MS if the error is
+    retriable or a DeliveryTimeout, otherwise (for example without a permission) after REGISTER_MS.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class InstanceRegistry:
                 self.failed = str(e)
                 await asyncio.sleep(RETRY_MS / 1000)
             except PenstockError as e:
-                log.error("other instances are not known", topic=self._new.name, reason=str(e))
+                log.error("other instances are not known, trying again", topic=self._new.name, reason=str(e))
                 self.failed = str(e)
                 await asyncio.sleep(REGISTER_MS / 1000)
 

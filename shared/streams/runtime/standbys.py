@@ -207,7 +207,7 @@ class Standbys:
         async with restoring.consumer() as consumer:
             await restoring.read_until(await restoring.begin(consumer), consumer)
             restoring.write()
-            standby.current_lag = restoring.progress.remaining_records
+            standby.current_lag = 0
             standby.is_current = True
             standby.failed = ""
             # The next line logs that it is current.

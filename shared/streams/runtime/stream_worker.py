@@ -162,7 +162,7 @@ class StreamWorker(RebalanceListener):
         `now_ms` is this turn's wall-clock time in ms since the epoch, by default the clock's. The call may be cancelled
         at any moment: a commit in progress continues, and `shutdown` can still commit.
 
-        Raises OffsetOutOfRange if a global table must be loaded again.
+        Raises OffsetOutOfRange if a global table's topic lacks the position. The worker must then be started again.
         """
         # 1. Fetch. The group's callbacks, such as `on_partitions_revoked`, are called in here.
         batches = await self._poll_records()

@@ -139,7 +139,10 @@ class PersistentStore(ABC, Generic[CacheT]):
         self._cache.touched = touched
 
     def rows(self) -> Iterator[StateStoreRow]:
-        """Yield all live rows, in no order. The store may change meanwhile if the in-memory store may."""
+        """Yield all live rows, in no order.
+
+        Rows may be added or changed during the iteration. In a store of windows, none may be removed.
+        """
         return chain(self._cache.rows(), self.rows_on_disk(without=self.keys_in_memory()))
 
     def keys_in_memory(self) -> frozenset[Any]:

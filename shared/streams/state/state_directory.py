@@ -70,7 +70,10 @@ class StateDirectory:
         return state
 
     def clean(self, delay_ms: int, now_ms: int) -> list[int]:
-        """Delete the state of partitions that was not used for `delay_ms` since `acquire`; return these partitions."""
+        """Delete the state of partitions that were not used for `delay_ms`, and return these partitions.
+
+        The time before `acquire` does not count.
+        """
         # As StateDirectory.cleanRemovedTasks and `state.cleanup.delay.ms`: a partition that returns soon should find
         # its state.
         found = [p for p in self.partitions() if p not in self._open]

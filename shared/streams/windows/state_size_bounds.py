@@ -50,8 +50,8 @@ class StateSizeBounds:
     def in_doubt(self, codes: Int32Array, inputs: Sequence[Sequence[object]], bytes_max: int) -> list[int]:
         """Return the indexes of all records whose key may, with its state, take more than `bytes_max` after the batch.
 
-        `inputs` has what the records add to each aggregation whose states are objects. A negative code means no key.
-        Raises the error of a value that cannot be encoded.
+        `inputs` has what the records add to each aggregation whose states are objects. A negative code means a skipped
+        record. Raises the error of a value that cannot be encoded.
         """
         # All states have a limited size, and fit.
         if not self._growing and self._fixed + self._longest_key_states(codes) <= bytes_max:

@@ -710,7 +710,7 @@ def test_a_collected_set_has_dicts_once_whatever_the_order_of_their_keys(columns
 
 
 @pytest.mark.parametrize("aggregation", [First("x"), Last("x"), CollectList("x"), CollectSet("x")])
-def test_a_value_is_kept_as_plain_json_of_the_time_when_it_came(aggregation: Aggregation[Any]) -> None:
+def test_a_state_keeps_a_copy_of_a_value(aggregation: Aggregation[Any]) -> None:
     """A state has a copy of a value as plain JSON. A later change of the value does not change the state."""
     user = User("ann", 30)
     state = fold(aggregation, of(user))

@@ -77,7 +77,7 @@ async def test_a_turn_applies_a_whole_batch() -> None:
     assert most > (ConsumerSettings().max_poll_records or 0)
 
 
-async def test_the_load_does_not_wait_for_a_stuck_partition_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_load_times_out_if_one_partition_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions beyond the ends at the start of a load are no progress: the load fails if the others do not move."""
     clock = ManualClock(0)
 
