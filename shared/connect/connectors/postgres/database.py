@@ -138,6 +138,9 @@ def translated(error: Exception) -> Exception:
 
 def is_data_error(error: Exception) -> bool:
     """Return whether the error concerns a row's values, and not the database."""
+    # Postgres has one code for all its limits. These files raise it for limits on transactions, such as a wraparound.
+    if getattr(error, "server_source_filename", None) in ("varsup.c", "multixact.c", "xact.c"):
+        return False
     pg = driver().exceptions
     kinds = (
         pg.DataError,

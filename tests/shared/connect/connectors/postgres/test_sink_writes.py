@@ -12,7 +12,7 @@ import pytest
 
 from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.connect.connectors.postgres.columns import column_adapter, encode_integer
-from penstock.shared.connect.connectors.postgres.database import driver, translated
+from penstock.shared.connect.connectors.postgres.database import driver, is_data_error, translated
 from penstock.shared.connect.connectors.postgres.sink_rows import RowBuilder, RowSettings, RowsToWrite, columns_of
 from penstock.shared.connect.connectors.postgres.sql import SqlTable, update_from
 from penstock.shared.connect.errors import ConnectError
@@ -181,3 +181,14 @@ def test_a_temporary_error_of_the_database_is_retriable(name: str, is_temporary:
     connection may reach the new primary."""
     ours = translated(getattr(driver(), name)("of the server"))
     assert type(ours) is (RetriableError if is_temporary else ConnectError)
+
+
+@pytest.mark.parametrize(
+    ("file", "is_data"),
+    [("nbtutils.c", True), ("hio.c", True), ("varsup.c", False), ("multixact.c", False), ("xact.c", False)],
+)
+def test_a_limit_of_the_database_is_not_an_error_of_a_record(file: str, is_data: bool) -> None:
+    """A row that is too large is an error of its record. Near a wraparound of transaction ids, Postgres rejects every
+    write with the same code, and no record is skipped."""
+    error = driver().PostgresError.new({"C": "54000", "F": file, "M": "too large"})
+    assert is_data_error(error) == is_data
