@@ -360,6 +360,11 @@ class LogicalReader:
     def __repr__(self) -> str:
         return f"<LogicalReader of {self._slot}, {self._progress!r}>"
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the change after the position read cannot become a record."""
+        return self._failure is not None
+
     @staticmethod
     def partition_of(slot: str) -> dict[str, str]:
         """Return the source partition of a replication slot."""

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.connectors.postgres.columns import TYPE_NAMES, value_from, value_of
 from penstock.shared.connect.connectors.postgres.logical import LogicalReader, SlotProgress, SlotReader, position_of
 from penstock.shared.connect.connectors.postgres.pgoutput import (
@@ -34,9 +35,15 @@ from penstock.shared.connect.connectors.postgres.pgoutput import (
     lsn_of,
     lsn_text,
 )
-from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector, source_settings
+from penstock.shared.connect.connectors.postgres.source import (
+    PostgresSourceConnector,
+    PostgresSourceTask,
+    source_settings,
+)
 from penstock.shared.connect.errors import ConnectError
-from penstock.shared.connect.record import SourceRecord
+from penstock.shared.connect.record import Offset, Partition, SourceRecord
+from penstock.shared.connect.runtime.abstract_source_task import WorkerSourceTaskContext
+from penstock.shared.connect.runtime.offset_backing_store import StoredOffsetReader
 from penstock.shared.connect.schema import OPTIONAL_FLOAT32, OPTIONAL_FLOAT64
 from tests.shared.connect.connectors.postgres.recorded import (
     ALL,
@@ -57,6 +64,7 @@ from tests.shared.connect.connectors.postgres.recorded import (
     UPDATE_KEY,
     UPDATE_WHOLE,
 )
+from tests.shared.connect.harness import Store
 
 PARTITION = {"protocol": "1", "slot": "s"}
 LSN = "0/1530388"
@@ -256,6 +264,51 @@ async def test_what_is_stored_while_the_slot_moves_moves_it_next() -> None:
     for _ in range(3):
         await reader.move_slot(Connection())
     assert moves == ["0/10", "0/20"]
+
+
+def fail_after(reader: LogicalReader, position: tuple[int, int]) -> None:
+    """Set that the change after this position, up to which all changes were read, cannot become a record."""
+    reader._progress.read = position
+    reader._failure = ConnectError("no record")
+
+
+async def test_a_change_without_a_record_fails_once_the_records_before_it_are_stored() -> None:
+    """Until all records before the change are stored, the reader returns none and is idle. Then it raises its error."""
+    reader = LogicalReader(source_settings().parse(LOGICAL), None)
+    fail_after(reader, (0x20, 2))
+    for offset in (None, {"lsn": "0/20", "change": 1}):
+        reader.stored(offset)
+        assert (await reader.read(None), reader.is_idle) == ([], True)
+    reader.stored({"lsn": "0/20", "change": 2})
+    with pytest.raises(ConnectError, match="no record"):
+        await reader.read(None)
+
+
+async def test_a_poll_after_a_change_without_a_record_reads_what_is_stored() -> None:
+    """If the stored offset could not be read at the last commit, the next poll reads it, and raises the error. With
+    exactly-once sources no other commit follows."""
+
+    class Offsets(StoredOffsetReader):
+        async def offset(self, partition: Partition) -> Offset | None:
+            return stored
+
+    class Connection:
+        def is_closed(self) -> bool:
+            return False
+
+        def terminate(self) -> None: ...
+
+    stored: Offset | None = None
+    task = PostgresSourceTask()
+    task.context = WorkerSourceTaskContext({}, AllowedFiles(), Offsets(Store(), "c"))
+    await task.start(LOGICAL | {"poll.interval.ms": "1"})
+    task._connection = Connection()
+    assert task._logical is not None
+    fail_after(task._logical, (0x20, 2))
+    assert await task.poll() == []
+    stored = {"lsn": "0/20", "change": 2}
+    with pytest.raises(ConnectError, match="no record"):
+        await task.poll()
 
 
 @pytest.mark.parametrize("offset", [{}, {"lsn": 7}, {"lsn": "x"}, {"lsn": "0/1", "change": "many"}])
