@@ -472,7 +472,14 @@ class DistributedHerder(BaseHerder):
 
         async def put_connector_config() -> tuple[bool, Json]:
             exists = self._check_config_precondition(name, replace=replace, instead_of=instead_of)
-            await self._stores.configs.put_connector(name, self._with_stored_secrets(name, config), target)
+            whole = self._with_stored_secrets(name, config)
+            if target is None and whole == self.snapshot().configs.get(name):
+                # As in Kafka Connect, only the connector restarts. After a new record, its tasks would be committed
+                # again and, under exactly-once, all restart.
+                request = RestartRequest(name, only_failed=False, include_tasks=False)
+                await self._stores.configs.put_restart(request)
+            else:
+                await self._stores.configs.put_connector(name, whole, target)
             return not exists, self.connector_info(name)
 
         return await self._run_as_leader(put_connector_config)

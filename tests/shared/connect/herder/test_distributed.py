@@ -249,24 +249,30 @@ def compacted_configs(cluster: FakeCluster) -> ConfigSnapshot:
     return state.snapshot()
 
 
-async def test_a_connector_with_an_unchanged_config_has_its_tasks_after_a_compaction() -> None:
-    """If a connector's config is written again without a change, the tasks are committed again, after the config. So a
-    worker that reads the compacted topic has them. They do not restart."""
+async def test_a_put_of_an_unchanged_config_restarts_only_the_connector() -> None:
+    """A put of an unchanged config restarts the connector, as in Kafka Connect, but not its tasks, also under
+    exactly-once. A worker that reads the compacted topic has the tasks."""
+    once = {"exactly_once_source_support": "enabled"}
     made: list[ConnectorTaskId] = []
 
     def make(spec: TaskSpec, listener: StatusListener) -> NoOpWorkerTask:
         made.append(spec.id)
         return NoOpWorkerTask(spec, listener)
 
-    async with FakeCluster() as cluster, running_herder(cluster, "a:1", make) as herder:
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1", make, **once) as herder:
         await herder.put_connector("c", config(), replace=False)
         await until(lambda: states(herder) == ["RUNNING"] * 3)
-        rebalances = herder.rebalances
-        await herder.put_connector("c", config(), replace=True)
-        await until(lambda: len(compacted_configs(cluster).tasks("c")) == 2)
-        await until(lambda: herder.rebalances > rebalances and not herder.rebalance_metrics()["rebalancing"])
-        assert len(made) == 2
+        started = herder.startup_metrics()["connector_startup_attempts_total"]
+        assert await herder.put_connector("c", config(), replace=True) == (False, herder.connector_info("c"))
+        await until(lambda: herder.startup_metrics()["connector_startup_attempts_total"] > started)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        # A changed config restarts the tasks after all that the unchanged one has caused.
+        await herder.patch_connector("c", {"word": "x"})
+        await until(lambda: [task["config"]["word"] for task in herder.task_infos("c")] == ["x"] * 2)
+        await until(lambda: states(herder) == ["RUNNING"] * 3 and len(made) >= 4)
+        assert len(made) == 4
         assert sum(record.key == b"commit-c" for record in cluster.records("config")) == 2
+        assert len(compacted_configs(cluster).tasks("c")) == 2
 
 
 async def test_a_connector_that_is_deleted_and_created_in_one_turn_runs_with_its_new_config() -> None:
