@@ -239,6 +239,24 @@ async def test_a_domain_is_written_as_its_base_type(url: str, db: Any, mode: str
         await db.execute("DROP TABLE t; DROP DOMAIN price, amount, doc, code, moment")
 
 
+async def test_keys_that_a_columns_collation_makes_equal_are_one_row(url: str, db: Any) -> None:
+    """Records of one batch whose keys are equal in the collation of the column are one row, with the last values."""
+    await db.execute("CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    await db.execute("CREATE DOMAIN word AS varchar(3) COLLATE ci; CREATE TABLE t (k text COLLATE ci, w word, n int)")
+    await db.execute("ALTER TABLE t ADD PRIMARY KEY (k, w)")
+    task = PostgresSinkTask()
+    task.context = sink_context.Context()
+    await task.start({"name": "c", "connection.url": url, "pk.mode": "record_key", "insert.mode": "upsert"})
+    try:
+        await task.put(
+            [SinkRecord("t", 0, None, {"k": k, "w": k}, None, {"n": n}, kafka_offset=n) for n, k in enumerate("Aab")]
+        )
+        assert await rows_of(db, "SELECT lower(k), lower(w), n FROM t ORDER BY n") == [("a", "a", 1), ("b", "b", 2)]
+    finally:
+        await task.stop()
+        await db.execute("DROP TABLE t; DROP DOMAIN word; DROP COLLATION ci")
+
+
 async def test_a_value_that_its_column_cannot_have_is_reported(url: str, db: Any) -> None:
     """A value that the driver cannot convert to the type of its column is an error of its record alone."""
     await db.execute("CREATE TABLE t (id int, d date, c time, n numeric, i interval, p point, at timestamptz, j jsonb)")

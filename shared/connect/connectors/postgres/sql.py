@@ -130,7 +130,11 @@ def delete_from(table: SqlTable, source: str) -> str:
 
 
 def staging(name: str, table: SqlTable, names: tuple[str, ...]) -> str:
-    """Return the statement for a temporary table with some of the columns, and STAGED_ROW. Every commit empties it."""
-    types = ", ".join(f"{quoted_column(one)} {table.columns[one]}" for one in names)
-    row = f"{STAGED_ROW} bigint GENERATED ALWAYS AS IDENTITY"
-    return f"CREATE TEMP TABLE {quoted(name)} ({types}, {row}) ON COMMIT DELETE ROWS"
+    """Return the statements for a temporary table with some of the columns, and STAGED_ROW. Every commit empties it."""
+    # From a query, the columns have the collations of the table's columns. The casts replace domains.
+    casts = ", ".join(f"CAST({quoted_column(one)} AS {table.columns[one]})" for one in names)
+    return (
+        f"CREATE TEMP TABLE {quoted(name)} ({quoted_columns(names)}) ON COMMIT DELETE ROWS AS "
+        f"SELECT {casts} FROM {quoted(table.name)} WITH NO DATA; "
+        f"ALTER TABLE {quoted(name)} ADD COLUMN {STAGED_ROW} bigint GENERATED ALWAYS AS IDENTITY"
+    )
