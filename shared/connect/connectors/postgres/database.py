@@ -110,8 +110,11 @@ async def change_schema(connection: Any, statement: str) -> None:
         log.info("another task made the same change at the same time", statement=statement)
 
 
-def translated(error: Exception) -> Exception:
-    """Return a driver's error as Penstock's: RetriableError for a temporary error, otherwise ConnectError."""
+def translated(error: Exception, *, writes: bool = False) -> Exception:
+    """Return a driver's error as Penstock's: RetriableError for a temporary error, otherwise ConnectError.
+
+    `writes` says that the transaction was not begun as read-only.
+    """
     asyncpg = driver()
     if isinstance(error, RetriableError | ConnectError):
         return error
@@ -127,7 +130,7 @@ def translated(error: Exception) -> Exception:
         pg.DeadlockDetectedError,
         pg.LockNotAvailableError,
         pg.ObjectInUseError,
-        pg.ReadOnlySQLTransactionError,  # of a server that a failover made a standby
+        *((pg.ReadOnlySQLTransactionError,) if writes else ()),  # of a server that a failover made a standby
         pg.InternalClientError,  # of a connection that is closing
     )
     message = f"{type(error).__name__}: {error}"

@@ -119,7 +119,7 @@ class PostgresSinkTask(SinkTask):
         try:
             found = await self._offsets.open(await self._connect_if_needed(), partitions)
         except Exception as e:
-            raise translated(e) from e
+            raise translated(e, writes=True) from e
         for tp, offset in found.items():
             self.context.offset(tp, offset)
 
@@ -253,7 +253,7 @@ class PostgresSinkTask(SinkTask):
 
     async def _failure_to_raise(self, error: Exception) -> Exception:
         """Return the error to raise: RetriableError for a temporary error while retries are left, else ConnectError."""
-        ours = translated(error)
+        ours = translated(error, writes=True)
         # A changed table may be the cause, so the tables are described again.
         self._tables.clear()
         if self._connection is not None and (isinstance(ours, RetriableError) or self._connection.is_closed()):

@@ -169,7 +169,6 @@ def test_an_update_needs_a_column_to_change() -> None:
 @pytest.mark.parametrize(
     ("name", "is_temporary"),
     [
-        ("ReadOnlySQLTransactionError", True),
         ("AdminShutdownError", True),
         ("DeadlockDetectedError", True),
         ("InsufficientPrivilegeError", False),
@@ -177,10 +176,17 @@ def test_an_update_needs_a_column_to_change() -> None:
     ],
 )
 def test_a_temporary_error_of_the_database_is_retriable(name: str, is_temporary: bool) -> None:
-    """An error that another attempt may not meet is retriable. A failover makes the old server read-only, and a new
-    connection may reach the new primary."""
+    """An error that another attempt may not meet is retriable."""
     ours = translated(getattr(driver(), name)("of the server"))
     assert type(ours) is (RetriableError if is_temporary else ConnectError)
+
+
+def test_a_read_only_transaction_is_temporary_in_the_sink() -> None:
+    """A failover makes the old server read-only, and a new connection of the sink may reach the new primary. The source
+    itself reads in read-only transactions, in which a query that writes always fails."""
+    error = driver().ReadOnlySQLTransactionError("of the server")
+    assert type(translated(error, writes=True)) is RetriableError
+    assert type(translated(error)) is ConnectError
 
 
 @pytest.mark.parametrize(
