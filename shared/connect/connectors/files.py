@@ -221,9 +221,10 @@ class FilesSinkTask(SinkTask):
     def _shortest_unfit(
         self, records: list[SinkRecord], last: list[SinkRecord], error: DataError
     ) -> tuple[int, DataError]:
-        """Return the least number of first `records` that do not fit one file together with `last`, and their error.
+        """Return the length of the shortest prefix of `records` that does not fit one file together with `last`, and
+        its error.
 
-        At least one is counted, if there are any. `error` is the error of all of them.
+        The length is at least 1, or 0 if `records` is empty. `error` is the error of all of them.
         """
         fine = 0
         unfit = len(records)

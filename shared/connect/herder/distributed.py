@@ -662,7 +662,8 @@ class DistributedHerder(BaseHerder):
         self._commands.put(reconfigure_tasks_again, delay_ms)
 
     async def _keep_tasks(self, name: str, made: Sequence[Config]) -> None:
-        # Unchanged configs are not written: new ones need a rebalance and, under exactly-once, a restart of all tasks.
+        # Configs that are unchanged, and committed after the connector's config, are not written: new ones need a
+        # rebalance and, under exactly-once, a restart of all tasks.
         if not self._task_configs_differ(name, made):
             return
 

@@ -17,7 +17,7 @@ log = get_logger(__name__)
 
 CURSOR = "penstock_bulk"
 HOLD_S = 3_600
-"""The time limit for Postgres to store the remaining rows, all of which it writes to disk, or to move a slot."""
+"""The time limit for Postgres to store the remaining rows, all of which it writes to disk."""
 
 
 class BulkRead:

@@ -31,7 +31,7 @@ from typing import Any
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.connectors.postgres import sql
-from penstock.shared.connect.connectors.postgres.bulk_read import HOLD_S, BulkRead
+from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
 from penstock.shared.connect.connectors.postgres.columns import (
     TYPE_NAMES,
     TYPE_OIDS,
@@ -65,6 +65,8 @@ log = get_logger(__name__)
 SLOT_NAME = re.compile("[a-z0-9_]{1,63}")
 CHANGES_MAX = 50_000
 """After this number of changes, a read ends with the current transaction, which is always read to its end."""
+MOVE_SLOT_S = 3_600
+"""The time limit for Postgres to move the slot: it decodes the log up to the new position."""
 Position = tuple[int, int]
 """A transaction's final LSN, and the number of its changes that were read."""
 Row = dict[str, Any]
@@ -200,8 +202,8 @@ class _CapturedTable:
         if unknown := [name for name in self.key_names if name not in row]:
             raise ConnectError(
                 f"key.columns: the old {', '.join(unknown)} of a changed or deleted row of {self.name} is not in the "
-                "log: ALTER TABLE … REPLICA IDENTITY FULL, for later changes; the slot would send this change again, "
-                "so drop the replication slot, reset the connector's offsets, and read the tables again with mode=bulk"
+                "log: ALTER TABLE … REPLICA IDENTITY FULL, for later changes; to lose no change, drop the replication "
+                "slot, reset the connector's offsets, and read the tables again with mode=bulk"
             )
         return {name: row[name] for name in self.key_names} if self.key_schema is not None else None
 
@@ -425,12 +427,11 @@ class LogicalReader:
     async def move_slot(self, connection: Any) -> None:
         """Move the slot to the position up to which everything is stored, if that is ahead of the slot."""
         if (target := self._move_to) is not None:
-            # A slot that was moved further by hand stays there. Postgres decodes the log up to the new position, which
-            # may take as long as the read of it.
+            # A slot that was moved further by hand stays there.
             await connection.execute(
                 "SELECT pg_replication_slot_advance(slot_name, $2::text::pg_lsn) FROM pg_replication_slots "
                 "WHERE slot_name = $1 AND confirmed_flush_lsn < $2::text::pg_lsn",
-                self._slot, lsn_text(target), timeout=HOLD_S,
+                self._slot, lsn_text(target), timeout=MOVE_SLOT_S,
             )  # fmt: skip
             # A commit may have set a later position meanwhile.
             if self._move_to == target:

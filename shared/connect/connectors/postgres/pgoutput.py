@@ -83,9 +83,10 @@ class Relation(NamedTuple):
 
 
 class Type(NamedTuple):
-    """A type that is not Postgres's own, in the next Relation. A domain has schema and name of its base type.
+    """A type that the next Relation uses and that is not built in. For a domain, schema and name are those of its base
+    type.
 
-    The schema of Postgres's own types is empty.
+    The schema of a built-in type is empty.
     """
 
     oid: int
