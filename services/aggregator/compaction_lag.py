@@ -32,11 +32,16 @@ COMPACTIONS_MAX = 20
 
 
 class PartitionSize(NamedTuple):
-    """A partition's end offset and size on disk, as of one measurement, and the estimated bytes of one offset."""
+    """A partition's end offset and size on disk, as of one measurement, and the estimated bytes of one offset.
+
+    `grown_bytes` and `grown_offsets` are the sums over the intervals in which the size did not shrink.
+    """
 
     end: int
     bytes: int
     bytes_per_offset: float
+    grown_bytes: int = 0
+    grown_offsets: int = 0
 
 
 class CompactionLag(NamedTuple):
@@ -200,15 +205,17 @@ def measured_sizes(
     earliest: Mapping[int, int],
     sizes: Mapping[int, int],
 ) -> dict[int, PartitionSize]:
-    """Return the partitions' sizes, with the bytes of one offset by the growth since the previous measurement.
+    """Return the partitions' sizes. All growth since the first measurement gives the bytes of one offset.
 
     The size on disk includes deleted records, until the broker removes their segment. So only its growth shows how
-    large records are. If a partition has not grown, the bytes of one offset stay as they were. The first measurement
-    divides the whole size by the number of remaining offsets, which is an upper bound.
+    large records are. An interval in which the size shrank is left out. The sums also balance that sizes and end
+    offsets are not of the same moment. Until a partition has grown, the first measurement's size is divided by its
+    number of remaining offsets, which is an upper bound.
 
     >>> first = measured_sizes({}, {0: 10}, {0: 0}, {0: 300})
-    >>> measured_sizes(first, {0: 12}, {0: 10}, {0: 340})
-    {0: PartitionSize(end=12, bytes=340, bytes_per_offset=20.0)}
+    >>> second = measured_sizes(first, {0: 12}, {0: 10}, {0: 340})
+    >>> measured_sizes(second, {0: 15}, {0: 10}, {0: 350})
+    {0: PartitionSize(end=15, bytes=350, bytes_per_offset=10.0, grown_bytes=50, grown_offsets=5)}
     """
     measured = {}
     for partition, size in sizes.items():
@@ -216,12 +223,15 @@ def measured_sizes(
         before = previous.get(partition)
         if before is None:
             offsets = end - earliest[partition]
-            bytes_per_offset = size / offsets if offsets else 0.0
-        elif end > before.end and size > before.bytes:
-            bytes_per_offset = (size - before.bytes) / (end - before.end)
-        else:
-            bytes_per_offset = before.bytes_per_offset
-        measured[partition] = PartitionSize(end, size, bytes_per_offset)
+            measured[partition] = PartitionSize(end, size, size / offsets if offsets else 0.0)
+            continue
+        _, _, bytes_per_offset, grown_bytes, grown_offsets = before
+        if end >= before.end and size >= before.bytes:
+            grown_bytes += size - before.bytes
+            grown_offsets += end - before.end
+        if grown_bytes and grown_offsets:
+            bytes_per_offset = grown_bytes / grown_offsets
+        measured[partition] = PartitionSize(end, size, bytes_per_offset, grown_bytes, grown_offsets)
     return measured
 
 

@@ -287,21 +287,31 @@ def test_output_without_a_result_is_an_empty_result(out: bytes) -> None:
 
 
 def test_records_that_remain_on_disk_after_they_were_deleted_are_not_uncovered_bytes() -> None:
-    """The size on disk is that of whole segments, so a record's size is taken from the growth. It stays the same when
+    """The size on disk is that of whole segments, so a record's size is taken from all growth. It stays the same when
     the broker removes a segment and while no record is written. Bytes are never more than the size on disk."""
     sizes: dict[int, PartitionSize] = {}
     found = []
     for start, end, size in [
         (0, 1_000, 100_000),  # the first measurement
         (1_000, 1_010, 102_000),  # a compaction has deleted the first 1,000 records
-        (1_010, 1_050, 106_000),
+        (1_010, 1_050, 103_000),
         (1_010, 1_060, 5_500),  # the broker has removed a segment
         (1_010, 1_060, 5_500),
         (1_010, 1_070, 100),
     ]:
         sizes = measured_sizes(sizes, {0: end}, {0: start}, {0: size})
         found.append(uncovered_bytes({0: end}, {0: start}, {0: start}, sizes))
-    assert found == [100_000, 2_000, 4_000, 5_000, 5_000, 100]
+    assert found == [100_000, 2_000, 2_400, 3_000, 3_000, 100]
+
+
+def test_sizes_that_are_older_than_end_offsets_or_newer() -> None:
+    """Bytes that one measurement counts without their offsets belong to the offsets of the next one."""
+    sizes = measured_sizes({}, {0: 0}, {0: 0}, {0: 0})
+    found = []
+    for end, size in [(10, 3_000), (20, 4_000), (20, 6_000), (30, 6_000), (130, 26_000)]:
+        sizes = measured_sizes(sizes, {0: end}, {0: 0}, {0: size})
+        found.append(uncovered_bytes({0: end}, {0: 0}, {0: end - 10}, sizes))
+    assert found == [3_000, 2_000, 3_000, 2_000, 2_000]
 
 
 def test_uncovered_records() -> None:
