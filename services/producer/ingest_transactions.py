@@ -350,9 +350,10 @@ async def _try_transaction(
     await producer.begin_transaction()
     try:
         outcomes = await (await producer.send_many(list(records)))
-        failure = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
-        if failure is not None:
-            raise failure
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if failures:
+            # A record's own error is also the reason why other records of the transaction fail.
+            raise next((failure for failure in failures if not isinstance(failure, TransactionAborted)), failures[0])
         if last_record is not None:
             (outcome,) = await (await producer.send_many([last_record(outcomes)]))
             if isinstance(outcome, PenstockError):

@@ -15,7 +15,7 @@ from penstock.services.producer.ingest_transactions import KafkaTransactor, Keye
 from penstock.services.producer.settings import DEFAULT_KAFKA
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.errors import KafkaTimeout, PenstockError
+from penstock.shared.common.errors import KafkaTimeout, PenstockError, RecordTooLarge
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 from penstock.shared.testing.fake_broker import Api, FakeCluster, Request
 from tests.virtual_time import let_pass, run
@@ -74,6 +74,21 @@ async def test_a_transaction_after_a_long_pause_is_stored(is_keyed: bool) -> Non
             await send(b"2")
             await transactor.close(20_000)
         assert [record.value for record in cluster.records("clicks")] == [b"1", b"2"]
+
+
+async def test_a_transaction_with_a_rejected_record_is_not_repeated() -> None:
+    """The error of a rejected record is raised, although an earlier record failed with the transaction."""
+    async with FakeCluster() as cluster, asyncio.timeout(30):
+        cluster.create_topic("clicks")
+        kafka = DEFAULT_KAFKA.model_copy(update={"bootstrap_servers": cluster.bootstrap_servers})
+        async with Admin(kafka) as admin:
+            transactor = KafkaTransactor(kafka, ProducerSettings(max_request_size=1_000), IngestSettings(), admin)
+            records = [ProducerRecord("clicks", b"{}"), ProducerRecord("clicks", bytes(2_000))]
+            with capture_logs() as logs, pytest.raises(RecordTooLarge):
+                await transactor.send_atomic(records)
+            await transactor.close(20_000)
+        assert not [entry for entry in logs if entry["event"] == "the transaction is repeated"]
+        assert cluster.records("clicks") == []
 
 
 async def test_a_foreign_record_among_the_keys_is_the_services_fault() -> None:
