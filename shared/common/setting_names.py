@@ -44,6 +44,8 @@ OTHER_VARIABLES = frozenset(
     for name in ("CONFIG", "CONNECT_TOKEN", "CONNECT_URL", "CONNECT_USER", "MAVEN_REPOSITORY", "NO_INSTALL")
 )
 """Variables that are not settings of a command."""
+INHERITED_VARIABLE = f"{ENV_PREFIX}MAVEN_REPOSITORY"
+"""The only one of them that child processes need."""
 
 # Kubernetes puts the address of each Service into every container. A Service named penstock or penstock-producer makes
 # variables with Penstock's prefix that the user did not set.
@@ -52,13 +54,13 @@ _KUBERNETES_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a child process that inherits no setting: neither a variable nor a settings file.
+    """Return the environment of a child process that inherits no setting or credential, and no settings file.
 
     >>> without_settings({"PATH": "/bin", "PENSTOCK_LAKE": "lake", "PENSTOCK_MAVEN_REPOSITORY": "https://m.example"})
     {'PATH': '/bin', 'PENSTOCK_MAVEN_REPOSITORY': 'https://m.example', 'PENSTOCK_CONFIG': '/dev/null'}
     """
     found = {
-        name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX) or name in OTHER_VARIABLES
+        name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX) or name == INHERITED_VARIABLE
     }
     # An empty file, since without PENSTOCK_CONFIG a penstock.toml of the current folder is read.
     found[f"{ENV_PREFIX}CONFIG"] = os.devnull

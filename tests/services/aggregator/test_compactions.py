@@ -118,10 +118,12 @@ def test_the_environment_is_this_process_with_our_settings_replaced(monkeypatch:
     """The job inherits the environment, with Penstock's variables replaced by the settings in force."""
     monkeypatch.setenv("PENSTOCK_KAFKA__BOOTSTRAP_SERVERS", "stale:1")
     monkeypatch.setenv("PENSTOCK_DELETE_COVERED", "false")
+    monkeypatch.setenv("PENSTOCK_CONNECT_TOKEN", "of penstock connectors")
     monkeypatch.setenv("SOMETHING_ELSE", "kept")
     got = environment(settings("--kafka.bootstrap-servers=fresh:1"))
     assert got["PENSTOCK_KAFKA__BOOTSTRAP_SERVERS"] == "fresh:1"
     assert "PENSTOCK_DELETE_COVERED" not in got
+    assert "PENSTOCK_CONNECT_TOKEN" not in got
     assert "PENSTOCK_KAFKA__CLIENT_ID" not in got
     assert got["SOMETHING_ELSE"] == "kept"
 
