@@ -109,7 +109,8 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
     records = read_topic(spark, settings.kafka, store.source, source.earliest, end)
     if store.kind == "sliding":
         # Sliding windows skip a record without a value as all windows skip one without a key.
-        records = records.withColumn("key", F.when(F.col("value") != bytearray(b"null"), F.col("key")))
+        is_null = F.col("value").cast("string").rlike(r"^[ \t\r\n]*null[ \t\r\n]*\z")
+        records = records.withColumn("key", F.when(~is_null, F.col("key")))
     records = parsed(records, store, in_sample(settings.sample)).persist()
     beyond = count_records(
         spark, settings.kafka, store.source, _higher_offsets(source.earliest, covered), source.latest

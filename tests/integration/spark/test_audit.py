@@ -67,7 +67,7 @@ def play(
         value = {"x": rnd.choice([None, 1.5, -2.25, 10.125]), "tag": rnd.choice(["x", "y", "z", ""])}
         body: bytes | None = b"{" if rnd.random() < 0.05 else msgspec.json.encode(value)
         if kind == "sliding" and rnd.random() < 0.1:
-            body = rnd.choice([None, b"null"])
+            body = rnd.choice([None, None, b"null", b" null\r\n"])
         driver.pipe(topic, key=key, value=body, timestamp=at)
     return driver
 
