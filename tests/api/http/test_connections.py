@@ -301,15 +301,17 @@ EARLY = b"POST /ok HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n"
 
 
 @pytest.mark.parametrize("part", [b"ab", b"abcd"], ids=["stalls", "ends"])
-async def test_a_connection_whose_body_follows_its_response_is_closed(
-    part: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connection_whose_body_follows_its_response_is_closed(part: bytes) -> None:
     """A response that precedes the body starts the keep-alive timeout, and bytes of the body do not stop it."""
-    monkeypatch.setattr("penstock.api.http.server.KEEP_ALIVE_S", 0.15)
     async with serving(Site(SecretStr("at least sixteen characters"))) as site, Client.to(site) as client:
         await client.send(EARLY)
         assert (await client.response())[0] == 401
+        timer = site.connection.timeout_keep_alive_task
+        assert timer is not None
         await client.send(part)
+        assert site.connection.timeout_keep_alive_task is timer
+        assert not timer.cancelled()
+        site.connection.timeout_keep_alive_handler()
         assert await client.ended() == b""
 
 
