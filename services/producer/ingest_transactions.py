@@ -86,15 +86,13 @@ class KafkaTransactor:
 
     async def send_atomic(self, records: Sequence[ProducerRecord]) -> Sequence[Outcome]:
         """See `penstock.api.ingest.atomic.Transactor`."""
-        begun = asyncio.Event()
-        return await self._await_transaction(self._store_atomically(records, begun), begun)
+        return await self._await_transaction(lambda begun: self._store_atomically(records, begun))
 
     async def send_keyed(
         self, key: IdempotencyKey, records: Sequence[ProducerRecord], make_response: MakeResponse
     ) -> tuple[StoredResponse, bool]:
         """See `penstock.api.ingest.atomic.Transactor`."""
-        begun = asyncio.Event()
-        return await self._await_transaction(self._store_with_key(key, records, make_response, begun), begun)
+        return await self._await_transaction(lambda begun: self._store_with_key(key, records, make_response, begun))
 
     async def close(self, timeout_ms: float) -> None:
         """Close every producer within `timeout_ms`.
@@ -115,13 +113,14 @@ class KafkaTransactor:
         if running:
             await asyncio.wait(running, timeout=max(0.0, deadline - loop.time()))
 
-    async def _await_transaction(self, work: Awaitable[T], begun: asyncio.Event) -> T:
+    async def _await_transaction(self, work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
         """Return the result of a transaction. Raises KafkaTimeout after `ack_timeout_ms`.
 
-        A transaction that has begun continues even if the caller is cancelled or the time is over. One that still waits
-        for its turn is cancelled.
+        `work` sets its event when the transaction begins. A transaction that has begun continues even if the caller is
+        cancelled or the time is over. One that still waits for its turn is cancelled.
         """
-        task = asyncio.ensure_future(work)
+        begun = asyncio.Event()
+        task = asyncio.ensure_future(work(begun))
         self._running.add(task)
         task.add_done_callback(self._transaction_ended)
         try:
