@@ -37,10 +37,7 @@ class DeadLetters(Protocol):
     async def topics(self) -> list[dict[str, Any]]:
         """Return a `DeadLetterTopic` for each dead-letter and late topic.
 
-        Markers of transactions are not counted. `exact` is false in two cases:
-
-        1. Some records are not counted yet. `records` is an upper bound, and the next call counts more of them.
-        2. A partition has no leader. Its records are not in `records`.
+        Markers of transactions are not counted. See `DeadLetterTopic` for `exact`.
         """
         ...
 
@@ -94,8 +91,10 @@ Headers = Annotated[list[tuple[str, str | None]], Field(examples=[[["trace", "a"
 class DeadLetterTopic(TypedDict):
     """A dead-letter or late topic.
 
-    `exact` is false if some records are not counted yet, or if a partition has no leader. Records that are not counted
-    yet make `records` an upper bound. The records of a partition without a leader are not in `records`.
+    `exact` is false in two cases:
+
+    1. Some records are not counted yet. `records` is an upper bound, and the next request counts more of them.
+    2. A partition has no leader. Its records are not in `records`.
     """
 
     topic: DeadLetterTopicName

@@ -149,7 +149,7 @@ class KafkaSource:
         return KafkaSample(cluster.cluster_id, len(cluster.brokers), groups, omitted)
 
     async def _sample_group(self, group_id: str) -> GroupSample | Literal["deleted", "unauthorized"]:
-        """Return the group's state, number of members and total lag, or why it has none."""
+        """Return the group's state, number of members and total lag, or the reason why it is left out."""
         try:
             description = await self._admin.describe_group(group_id)
             lag = await self._total_lag(group_id)

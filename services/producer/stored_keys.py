@@ -77,7 +77,7 @@ def decode_stored_key(value: bytes) -> StoredKey:
     head = _RECORD_HEAD.size + DIGEST_BYTES
     if len(value) < head or value[0] != FORMAT:
         raise SchemaMismatch(
-            "not a stored Idempotency-Key, or in another format; until the record is deleted, no key works"
+            "not a stored Idempotency-Key, or in another format; delete the record, or no key of this partition works"
         )
     _, at_ms, status = _RECORD_HEAD.unpack_from(value)
     return StoredKey(value[_RECORD_HEAD.size : head], at_ms, status, value[head:])

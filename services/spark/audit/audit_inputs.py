@@ -294,7 +294,7 @@ def deleted_until_ms_of(
     record = F.min_by(F.struct("key", F.col("timestamp_ms").alias("ms")), "offset").alias("record")
     first = accepted.groupBy("partition").agg(record).select("partition", "record.*")
     # The first accepted record was not late, so its window was open. The stream time before it was at most the time
-    # that closes this window. A session's end can be far after the record: the stream's own session has it.
+    # that closes this window. A session can end long after the record. Its end is read from the stream's windows.
     if store.kind == "session":
         end = F.when(F.col("ms").between(F.col("start_ms"), F.col("end_ms")), F.col("end_ms"))
         sessions = first.join(stream.select(*KEY, "start_ms", "end_ms"), list(KEY), "left")

@@ -101,8 +101,10 @@ class BatchJob:
     """Runs batches of one application on a Spark session. `run()` may be called any number of times."""
 
     def __init__(self, spark: SparkSession, settings: BatchSettings, log: Log) -> None:
-        """Raises ConfigError if the topology has internal topics, global tables, or names that the lake rejects. With
-        `files`, also if it has several source topics."""
+        """Raises ConfigError if the topology has internal topics, global tables, or names that the lake rejects.
+
+        Raises it also for several source topics if `files` is set.
+        """
         self.spark = spark
         self.settings = settings
         self.log = log
