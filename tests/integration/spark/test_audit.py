@@ -68,6 +68,8 @@ def play(
         body: bytes | None = b"{" if rnd.random() < 0.05 else msgspec.json.encode(value)
         if kind == "sliding" and rnd.random() < 0.1:
             body = rnd.choice([None, None, b"null", b" null\r\n"])
+            # aiokafka rejects a record without both key and value.
+            body = b"null" if body is None and key is None else body
         driver.pipe(topic, key=key, value=body, timestamp=at)
     return driver
 
