@@ -147,17 +147,13 @@ class Admin:
     ) -> None:
         """Create topics, and wait until every broker that can be reached knows the leader of each partition.
 
-        Raises TopicAlreadyExists (unless `exist_ok`, which leaves an existing topic as it is, and needs no right to
-        create it), InvalidTopic, InvalidRequest (partitions, replication factor, configs: with the broker's message).
+        Raises TopicAlreadyExists (unless `exist_ok`: an existing topic is left as it is, and no right to create it is
+        needed), InvalidTopic, InvalidRequest (partitions, replication factor, configs: with the broker's message).
         """
         wanted = list(topics)
         if not wanted:
             return
-        missing = [t.name for t in wanted]
-        if exist_ok:
-            # Looked up first, as in Kafka Streams: a broker checks the right to create a topic before it looks for it.
-            found = {t.name for t in (await self._fetch_metadata(missing, timeout_ms)).topics if not t.error_code}
-            missing = [name for name in missing if name not in found]
+        names = [t.name for t in wanted]
         rows = {t.name: _new_topic_row(t) for t in wanted}
         broker_limit_ms = self._connection.settings.request_timeout_ms
 
@@ -167,18 +163,29 @@ class Admin:
             rows.update((t.name, _new_topic_row(topic_before_3_6(t))) for t in wanted)
             return True
 
-        existing = await self._change_topics(
-            missing,
-            lambda names: requests.CREATE_TOPICS([rows[name] for name in names], broker_limit_ms, False),
-            TopicAlreadyExists,
-            "create topics",
-            timeout_ms,
-            use_older_configs,
-        )
+        async def request_topics(requested: list[str]) -> list[PenstockError]:
+            return await self._change_topics(
+                requested,
+                lambda pending: requests.CREATE_TOPICS([rows[name] for name in pending], broker_limit_ms, False),
+                TopicAlreadyExists,
+                "create topics",
+                timeout_ms,
+                use_older_configs,
+            )
+
+        try:
+            existing = await request_topics(names)
+        except AuthorizationFailed:
+            if not exist_ok:
+                raise
+            # A broker checks the right to create a topic before it looks for it. Topics are looked up only now, because
+            # a broker may list a deleted topic for a while.
+            found = {t.name for t in (await self._fetch_metadata(names, timeout_ms)).topics if not t.error_code}
+            existing = await request_topics([name for name in names if name not in found])
         if existing and not exist_ok:
             raise existing[0]
         # CreateTopics returns before all brokers know the topic. A producer or consumer would find it missing.
-        await self._wait_for_leaders([t.name for t in wanted], timeout_ms)
+        await self._wait_for_leaders(names, timeout_ms)
 
     async def _change_topics(
         self,

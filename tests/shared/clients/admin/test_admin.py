@@ -229,13 +229,26 @@ async def test_a_retry_reports_a_topic_that_existed_before(failure: str) -> None
 
 
 async def test_an_existing_topic_needs_no_right_to_create_it() -> None:
-    """With `exist_ok`, only missing topics are requested: a broker rejects the others too if the right is missing."""
+    """With `exist_ok`, the right is needed for missing topics only, although a broker rejects the others too."""
     async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
         cluster.create_topic("a", partitions=1)
         cluster.control(Api.CREATE_TOPICS, Fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
         await admin.create_topics([NewTopic("a", 1)], exist_ok=True)
         with pytest.raises(AuthorizationFailed, match="topic b"):
             await admin.create_topics([NewTopic("a", 1), NewTopic("b", 1)], exist_ok=True)
+
+
+async def test_a_topic_that_a_broker_still_lists_after_its_deletion_is_created() -> None:
+    """Brokers learn of a deletion later than the controller. With `exist_ok`, the controller decides what exists."""
+    async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        listed = Message(name="a", partitions=[Message(partition=0, leader_id=cluster.nodes[0])])
+
+        def list_a(request: Request) -> Respond | None:
+            return Respond(Message(brokers=[], topics=[listed])) if request.body.topics else None
+
+        cluster.control(Api.METADATA, list_a)
+        await admin.create_topics([NewTopic("a", 1)], exist_ok=True, timeout_ms=5_000)
+        assert await admin.list_topics() == ["a"]
 
 
 async def test_a_failed_look_up_of_the_controller_creates_nothing() -> None:
