@@ -283,7 +283,11 @@ def bulk_of(records: Iterable[ProducerRecord[Any, Any]], timestamp: int, *, may_
         return ColumnBulk(records, timestamp)
     # A copy: the caller may change its list while the results are not read.
     own = list(records)
-    columns = _columns_of(own, timestamp) if may_be_columns and len(own) >= COLUMNS_MIN else None
+    try:
+        columns = _columns_of(own, timestamp) if may_be_columns and len(own) >= COLUMNS_MIN else None
+    # An attribute that cannot be compared, such as an array: taken alone, the record raises the error that fits.
+    except (TypeError, ValueError):
+        columns = None
     return Bulk(own, timestamp) if columns is None else ColumnBulk(columns, timestamp, own)
 
 
@@ -304,9 +308,4 @@ def _columns_of(records: list[ProducerRecord[Any, Any]], timestamp: int) -> Reco
     if timestamps.count(None) != count:
         own_times = [timestamp if each is None else each for each in timestamps]
     headers = [each.headers for each in records]
-    try:
-        has_headers = any(headers)
-    # These are no headers but an array. Taken alone, the record raises the error that fits.
-    except ValueError:
-        has_headers = True
-    return RecordColumns(topic, keys, values, own_times, None, headers if has_headers else None)
+    return RecordColumns(topic, keys, values, own_times, None, headers if any(headers) else None)

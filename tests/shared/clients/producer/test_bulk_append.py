@@ -218,12 +218,6 @@ def test_many_records_of_a_topic_become_columns() -> None:
     times = [77, 5] + [77] * (COLUMNS_MIN - 2)
     headers = [(), {"trace": b"x"}] + [()] * (COLUMNS_MIN - 2)
     assert bulk.columns == RecordColumns("t", keys, values, times, None, headers)
-    # An array has no truth value.
-    buffer[1] = ProducerRecord("t", b"1", b"k1", np.arange(2))  # type: ignore[arg-type]
-    bulk = bulk_of(buffer, 77, may_be_columns=True)
-    assert isinstance(bulk, ColumnBulk)
-    assert bulk.columns.headers is not None
-    assert bulk.columns.headers[1] is buffer[1].headers
 
 
 class Special(ProducerRecord, frozen=True, gc=False):
@@ -238,8 +232,21 @@ class Special(ProducerRecord, frozen=True, gc=False):
         ProducerRecord(None, b"v"),  # type: ignore[arg-type]
         Special("t", b"v"),
         "no record",
+        # An array has no truth value, and neither has the result of its comparison.
+        ProducerRecord("t", b"v", headers=np.arange(2)),  # type: ignore[arg-type]
+        ProducerRecord("t", b"v", partition=np.arange(2)),  # type: ignore[arg-type]
+        ProducerRecord("t", b"v", timestamp=np.arange(2)),  # type: ignore[arg-type]
     ],
-    ids=["another topic", "a partition", "no topic", "a subclass", "no record"],
+    ids=[
+        "another topic",
+        "a partition",
+        "no topic",
+        "a subclass",
+        "no record",
+        "headers as an array",
+        "a partition as an array",
+        "a timestamp as an array",
+    ],
 )
 @pytest.mark.parametrize("at", [0, COLUMNS_MIN - 1])
 def test_records_that_do_not_become_columns(odd: Any, at: int) -> None:
