@@ -370,7 +370,7 @@ class Producer:
         """
         number = self._transaction_number
         self._check_open(number)
-        bulk = bulk_of(records, time_ns() // 1_000_000, may_be_columns=self._may_be_direct)
+        bulk = bulk_of(records, time_ns() // 1_000_000, may_be_columns=self._may_be_direct and self._slices is not None)
         try:
             while len(bulk) < len(bulk.records):
                 # After a record that has failed while it waited, too.
