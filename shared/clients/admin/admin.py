@@ -804,7 +804,7 @@ async def describe_configs_if_authorized(admin: Admin, topic: str) -> dict[str, 
     try:
         return await admin.describe_configs(topic)
     except AuthorizationFailed as e:
-        log.warning("the configs of a topic cannot be read", topic=topic, reason=str(e))
+        log.warning("the configs of a topic cannot be read: grant DESCRIBE_CONFIGS", topic=topic, reason=str(e))
         return {}
 
 

@@ -17,6 +17,7 @@ from penstock.shared.clients.admin import (
     event_time_topic,
     max_message_bytes_with,
 )
+from penstock.shared.clients.admin.types import MAX_MESSAGE_BYTES_MAX
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import ConfigError, UnknownTopicOrPartition
 from penstock.shared.common.log import get_logger
@@ -48,7 +49,10 @@ class PreparedTopics(NamedTuple):
 
     partitions: int
     rejected_bytes_max: int
-    """The bytes of the largest possible dead letter or late record: a source's largest record with added headers."""
+    """The bytes of the largest possible dead letter or late record: a source's largest record with added headers.
+
+    It is MAX_MESSAGE_BYTES_MAX if the configs of a source may not be read.
+    """
 
 
 async def prepare_topics(
@@ -66,8 +70,9 @@ async def prepare_topics(
 
     Raises ConfigError if the assignor does not suit several source topics (counting repartition topics), if the source
     topics, repartition topics and changelog differ in their number of partitions, or if an existing changelog's
-    settings let Kafka delete its records. Raises AuthorizationFailed if the changelog's settings may not be read. A
-    source topic whose settings may not be read counts as one with Kafka's default of `max.message.bytes`.
+    settings let Kafka delete its records. Raises AuthorizationFailed if the changelog's settings may not be read. For
+    the limits of new topics, a source topic whose settings may not be read counts as one with Kafka's default of
+    `max.message.bytes`.
     """
     require_assignor_of_source_topics(settings.partition_assignment_strategy, topology.source_topics())
     internal = topology.internal_topics()
@@ -91,13 +96,15 @@ async def prepare_topics(
             await asyncio.sleep(TOPIC_CHECK_INTERVAL_MS / 1000)
         replication = settings.replication_factor
         partitions = await _common_partitions(admin, external)
-        rejected_bytes_max = await _rejected_bytes_max(admin, external)
+        configs_of_sources = [await describe_configs_if_authorized(admin, name) for name in external]
+        rejected_bytes_max = _rejected_bytes_max(configs_of_sources)
         outputs = new_output_topics(topology, partitions, replication, rejected_bytes_max)
         # Those that the application also reads come first, because a source topic limits the size of dead letters.
         if also_read := [topic for topic in outputs if topic.name in (*sources, *tables)]:
             await admin.create_topics(also_read, exist_ok=True)
             await _common_partitions(admin, sources)
-            rejected_bytes_max = await _rejected_bytes_max(admin, sources)
+            configs_of_sources = [await describe_configs_if_authorized(admin, name) for name in sources]
+            rejected_bytes_max = _rejected_bytes_max(configs_of_sources)
             outputs = new_output_topics(topology, partitions, replication, rejected_bytes_max)
         larger = {"max.message.bytes": str(rejected_bytes_max)}
         own = [event_time_topic(name, partitions, replication_factor=replication, **larger) for name in internal]
@@ -113,7 +120,8 @@ async def prepare_topics(
             # A dead letter's timestamp is that of its writing, so a retention deletes it by age, as intended.
             if name not in dead_letters:
                 warn_of_retention(name, await describe_configs_if_authorized(admin, name))
-    return PreparedTopics(partitions, rejected_bytes_max)
+    # The records of a source whose configs are not known may be larger than Kafka's default allows.
+    return PreparedTopics(partitions, rejected_bytes_max if all(configs_of_sources) else MAX_MESSAGE_BYTES_MAX)
 
 
 async def _common_partitions(admin: Admin, topics: Sequence[str]) -> int:
@@ -122,10 +130,9 @@ async def _common_partitions(admin: Admin, topics: Sequence[str]) -> int:
     return require_same_partitions({name: len(topic.partitions) for name, topic in described.items()})
 
 
-async def _rejected_bytes_max(admin: Admin, sources: Sequence[str]) -> int:
+def _rejected_bytes_max(configs_of_sources: Sequence[Configs]) -> int:
     """Return the bytes of the largest possible dead letter or late record: a source record with headers."""
-    configs = [await describe_configs_if_authorized(admin, name) for name in sources]
-    return max(max_message_bytes_with(each, DEAD_LETTER_OVERHEAD_MAX) for each in configs)
+    return max(max_message_bytes_with(configs, DEAD_LETTER_OVERHEAD_MAX) for configs in configs_of_sources)
 
 
 def new_output_topics(

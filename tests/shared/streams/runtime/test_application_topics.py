@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.admin import DEFAULT_MAX_MESSAGE_BYTES, Admin, NewTopic
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.admin.types import DEFAULT_MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES_MAX
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, GroupMember
 from penstock.shared.clients.protocol.consumer_protocol import Subscription
 from penstock.shared.common import log
@@ -92,7 +93,8 @@ async def test_a_late_topic_that_nothing_writes_to_is_waited_for(monkeypatch: py
 
 
 async def test_configs_of_source_and_output_topics_need_not_be_readable() -> None:
-    """A source whose configs may not be read counts as one with Kafka's default of `max.message.bytes`.
+    """Topics are created as for a source with Kafka's default of `max.message.bytes`. This does not limit the producer,
+    since the source's records may be larger.
 
     The changelog's configs must be readable: they could let Kafka delete state.
     """
@@ -100,6 +102,7 @@ async def test_configs_of_source_and_output_topics_need_not_be_readable() -> Non
     builder.stream("in").to("out")
     settings = StreamsSettings(application_id="app", topic_wait_ms=1)
     unreadable = {"in", "out"}
+    default = DEFAULT_MAX_MESSAGE_BYTES + DEAD_LETTER_OVERHEAD_MAX
 
     def reject(request: Request) -> Fail | None:
         names = {resource.resource_name for resource in request.body.resources}
@@ -110,7 +113,9 @@ async def test_configs_of_source_and_output_topics_need_not_be_readable() -> Non
         cluster.create_topic("in", configs={"max.message.bytes": "1000"})
         cluster.control(Api.DESCRIBE_CONFIGS, reject)
         topics = await prepare_topics(kafka, settings, builder.build(), SYSTEM_CLOCK)
-        assert topics.rejected_bytes_max == DEFAULT_MAX_MESSAGE_BYTES + DEAD_LETTER_OVERHEAD_MAX
+        assert topics.rejected_bytes_max == MAX_MESSAGE_BYTES_MAX
+        async with Admin(kafka) as admin:
+            assert (await admin.describe_configs("in-dlq"))["max.message.bytes"] == str(default)
         unreadable.add("app-changelog")
         with pytest.raises(AuthorizationFailed, match="app-changelog"):
             await prepare_topics(kafka, settings, builder.build(), SYSTEM_CLOCK)
