@@ -284,10 +284,12 @@ async def test_a_hermetic_service_inherits_no_settings(tmp_path: Path, monkeypat
     (tmp_path / "ends.py").write_text(f"import os; print(*(os.environ.get(name) for name in {names}))")
     stack = Stack(tmp_path, hermetic=True)
     service = await stack.start(ServiceSpec("ends", {}, module="ends", environment={"PYTHONPATH": str(tmp_path)}))
-    async with asyncio.timeout(30):
-        await service.wait()
-    assert (tmp_path / "logs" / "ends.log").read_text().split() == ["None", os.devnull, "https://maven.example/"]
-    await stack.stop()
+    try:
+        async with asyncio.timeout(30):
+            await service.wait()
+        assert (tmp_path / "logs" / "ends.log").read_text().split() == ["None", os.devnull, "https://maven.example/"]
+    finally:
+        await stack.stop()
 
 
 @pytest.mark.parametrize("health", ["<html>", "[]", "{}", "[" * 100_000])
