@@ -28,18 +28,18 @@ STRING_CONVERTER = "org.apache.kafka.connect.storage.StringConverter"
 def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
     """Return the properties of the Connect worker, by Kafka Connect's names.
 
-    If the settings have credentials, its REST needs the token of the scope admin. Raises ConfigError if no credential
-    has that scope.
+    If the settings have `auth_token` or credentials, the worker's REST requires a token with the scope admin, unless
+    `connect` sets the token or users. Raises ConfigError if there are credentials but no such token.
 
     >>> worker_properties(ConnectWorkerSettings(connect={"group.id": "mine"}))["group.id"]
     'mine'
     """
     http = settings.http
     token = settings.tokens_by_scope().get("admin")
-    if token is None and settings.credentials:
+    if token is None and settings.credentials and not {"rest.auth.token", "rest.auth.users"} & settings.connect.keys():
         raise ConfigError(
-            "credentials: the Connect worker needs auth_token or a credential with the scope admin "
-            "(or set connect_worker=false)"
+            "credentials: the Connect worker needs auth_token, a credential with the scope admin, or in connect "
+            "rest.auth.token or rest.auth.users (or set connect_worker=false)"
         )
     return {
         "bootstrap.servers": settings.kafka.bootstrap_servers,

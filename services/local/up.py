@@ -24,9 +24,10 @@ from penstock.services import service_lifecycle
 from penstock.services.aggregator.settings import AggregatorSettings, CompactionSettings
 from penstock.services.consumer.handlers import load_handler
 from penstock.services.local import ports
+from penstock.services.local.connect_worker import worker_properties
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.sample_event import sample_event, sample_event_fields, sample_event_type
-from penstock.services.local.settings import UpSettings
+from penstock.services.local.settings import ConnectWorkerSettings, UpSettings
 from penstock.services.local.stack import HOST, KILL_GRACE_MS, Service, ServiceSpec, Stack
 from penstock.services.supervision import keep_running
 from penstock.shared.clients.admin import Admin, event_time_topic
@@ -58,8 +59,9 @@ class Up:
         """Start Kafka, then the services. Raises ConfigError, KafkaDied, ChildDied or ServiceStuck, with the reason, if
         one of them does not start.
 
-        The HTTP settings and ports, the aggregator's settings and the topology are checked before anything starts. The
-        topics that the services need are checked once Kafka answers, and before that if Kafka has no data yet.
+        The HTTP settings and ports, the settings of the aggregator and of the Connect worker, and the topology are
+        checked before anything starts. The topics that the services need are checked once Kafka answers, and before
+        that if Kafka has no data yet.
         """
         settings = self._settings
         if settings.http.ssl_certfile is not None:
@@ -71,6 +73,9 @@ class Up:
         variables = self._file_variable | self._aggregator_settings()
         own = {f"{ENV_PREFIX}{name}": value for name, value in variables.items()}
         aggregates = AggregatorSettings.load(environ={**os.environ, **own}, program="penstock aggregator")
+        if settings.connect_worker:
+            environ = {**os.environ, **own, f"{ENV_PREFIX}HTTP__HOST": settings.http.host}
+            worker_properties(ConnectWorkerSettings.load(environ=environ, program="penstock connect"))
         topology = load_topology(settings.topology, settings.topology_options)
         topology = topology.of_application(aggregates.streams.application_id)
         # An invalid handler is reported before Kafka starts.

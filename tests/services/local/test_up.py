@@ -323,6 +323,30 @@ def test_a_connect_worker_requires_the_secret_of_an_admin() -> None:
         worker_properties(ConnectWorkerSettings(credentials={"shop": shop}))
 
 
+@pytest.mark.parametrize("name", ["rest.auth.token", "rest.auth.users"])
+def test_a_connect_worker_may_have_credentials_of_its_own(name: str) -> None:
+    """If `connect` sets the credentials of REST, no credential with the scope admin is needed."""
+    shop = Credential(secret=SecretStr("0123456789abcdef"), scopes=("ingest", "read"))
+    settings = ConnectWorkerSettings(credentials={"shop": shop}, connect={name: "ops:fedcba9876543210"})
+    assert worker_properties(settings)[name] == "ops:fedcba9876543210"
+
+
+async def test_credentials_without_an_admin_are_an_error_before_kafka_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The Connect worker would not start. Without it, credentials need no scope admin."""
+    monkeypatch.setenv("PENSTOCK_CREDENTIALS", '{"shop": {"secret": "0123456789abcdef", "scopes": ["ingest"]}}')
+    settings = UpSettings(http=HttpSettings(port=0), connect_port=0, topology="up_topologies:build")
+    up = Up(settings, Console(quiet=True))
+    up._broker = BrokerWithData()  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"credentials: .* admin"):
+        await up.startup()
+    up = Up(settings.model_copy(update={"connect_worker": False}), Console(quiet=True))
+    up._broker = BrokerWithData()  # type: ignore[assignment]
+    with pytest.raises(Started):
+        await up.startup()
+
+
 async def test_the_gateway_sends_the_services_the_secret_of_an_admin() -> None:
     """Without a token, requests to the other services have the secret of an admin, else that of a reader."""
     shop = Credential(secret=SecretStr("0123456789abcdef"), scopes=("ingest", "read"))
