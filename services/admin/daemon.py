@@ -34,7 +34,8 @@ class AdminDaemon(OverviewDaemon):
         super().__init__(admin)
         self._settings = settings
         registry = CollectorRegistry() if registry is None else registry
-        self._http = services_client(settings.services_timeout_ms, settings.services_auth_token)
+        token = settings.services_auth_token
+        self._http = services_client(settings.services_timeout_ms, None if token is None else token.get_secret_value())
         sources = [HttpSource(name, url, self._http) for name, url in settings.services.items()]
         self._overview = CachedOverview(sources, KafkaSource(admin))
         app = create_app(

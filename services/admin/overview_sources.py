@@ -10,7 +10,6 @@ from typing import Any, Literal, Protocol
 import httpx
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
-from pydantic import SecretStr
 
 from penstock.api.admin.routes import AdminClient
 from penstock.api.console.overview import GroupSample, KafkaSample, ServiceSample
@@ -34,9 +33,9 @@ HEALTHY_STATUSES = ("ok", "healthy")
 """The `status` in `/health` of a healthy service: `ok` of Penstock's services, `healthy` of Kafka Connect."""
 
 
-def services_client(timeout_ms: int, token: SecretStr | None) -> httpx.AsyncClient:
+def services_client(timeout_ms: int, token: str | None) -> httpx.AsyncClient:
     """Return the client for `HttpSource`, which sends the token."""
-    headers = {} if token is None else {"Authorization": f"Bearer {token.get_secret_value()}"}
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     return httpx.AsyncClient(timeout=timeout_ms / 1000, headers=headers, verify=client_tls(), trust_env=False)
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import sys
 
-from pydantic import SecretStr
-
 from penstock.api.admin.routes import admin_router
 from penstock.api.console.dashboard import dashboard_router
 from penstock.api.http.app import create_app
@@ -29,9 +27,9 @@ class GatewayDaemon(OverviewDaemon, ProducerDaemon):
 
     def __init__(self, settings: GatewaySettings) -> None:
         tokens = settings.tokens_by_scope()
-        # Without an admin's secret no client may change anything, so the services are only read.
+        # If no credential has the scope admin, no client may change anything, so the scope read is enough.
         token = tokens.get("admin", tokens.get("read"))
-        self._http = services_client(settings.services_timeout_ms, None if token is None else SecretStr(token))
+        self._http = services_client(settings.services_timeout_ms, token)
         self._services = settings.services
         super().__init__(settings)
 

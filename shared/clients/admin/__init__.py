@@ -2,7 +2,6 @@
 
 from penstock.shared.clients.admin.admin import Admin, ShiftBy, describe_configs_if_authorized
 from penstock.shared.clients.admin.types import (
-    DEFAULT_MAX_MESSAGE_BYTES,
     ClusterDescription,
     ConfigEntry,
     ConfigSynonym,
@@ -18,7 +17,6 @@ from penstock.shared.clients.admin.types import (
 )
 
 __all__ = [
-    "DEFAULT_MAX_MESSAGE_BYTES",
     "Admin",
     "ClusterDescription",
     "ConfigEntry",

@@ -73,7 +73,8 @@ def event_time_topic(name: str, partitions: int, *, replication_factor: int = -1
 
 
 def max_message_bytes_with(configs: Mapping[str, str | None], added_bytes: int) -> int:
-    """Return the `max.message.bytes` of a topic for the records of another topic, which get up to `added_bytes` more.
+    """Return the `max.message.bytes` that a topic needs for another topic's records with up to `added_bytes` added to
+    each.
 
     `configs` are those of the other topic. If they lack `max.message.bytes`, it counts as Kafka's default. The result
     is at most MAX_MESSAGE_BYTES_MAX.

@@ -159,8 +159,8 @@ def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
     indexes = {name: index for index, (name, _) in enumerate(record.headers) if name in HEADERS}
     missing = [name for name in HEADERS if name not in indexes]
     where = coordinates_of(record)
-    # The record's own headers come first, and an application that reads a dead-letter topic forwards older ones. So the
-    # last of these two headers shows which kind of dead letter this is.
+    # The original headers come first. They include those of an older dead letter if an application that reads a
+    # dead-letter topic forwarded them. So the last header named TOPIC or NODE shows the kind of this dead letter.
     last, node = next((header for header in reversed(record.headers) if header[0] in (TOPIC, NODE)), ("", None))
     if last == NODE:
         name = (node or b"").decode(errors="replace")

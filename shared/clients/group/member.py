@@ -146,7 +146,7 @@ class Member(ABC):
 
     @property
     def group_metadata(self) -> GroupMetadata:
-        """The member's identity within its current generation. A consumer's commits have its `owner_metadata`."""
+        """The member's identity within its current generation. A consumer commits under `owner_metadata` instead."""
         return GroupMetadata(self.config.group_id, self.generation, self.member_id, self.config.instance_id)
 
     @abstractmethod
@@ -155,7 +155,10 @@ class Member(ABC):
 
     @abstractmethod
     def fail(self, error: PenstockError) -> None:
-        """Take no part in the group until the error was raised. After a FatalError, a consumer never does again."""
+        """Stop taking part in the group until the error was raised.
+
+        After a FatalError, a consumer stays out for good.
+        """
 
     @abstractmethod
     def on_session_over(self) -> None:

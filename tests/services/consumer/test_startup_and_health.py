@@ -13,7 +13,8 @@ from penstock.services.consumer.daemon import ConsumerDaemon
 from penstock.services.consumer.handler_runner import DEAD_LETTER_HEADROOM_BYTES
 from penstock.services.consumer.progress_watch import ProgressWatch
 from penstock.services.consumer.settings import ConsumerServiceSettings
-from penstock.shared.clients.admin import DEFAULT_MAX_MESSAGE_BYTES, Admin
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.admin.types import DEFAULT_MAX_MESSAGE_BYTES
 from penstock.shared.clients.consumer import ReadingSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings, KafkaSettings
