@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -46,12 +47,14 @@ from penstock.shared.streams.runtime.source_positions import (
 from penstock.shared.streams.runtime.worker_tasks import OwnedTask
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import Checkpoint, CommitPosition
+from penstock.shared.streams.state.local_state import LocalState
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.metrics import RestoreMetrics
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Request
 from penstock.shared.testing.manual_clock import ManualClock
 from tests.integration.test_stream_worker import (
+    Chain,
     chain_of,
     commit,
     owner,
@@ -164,11 +167,9 @@ async def test_discarded_state_on_disk_leaves_no_epoch_or_progress(tmp_path: Pat
     local.close()
 
 
-async def test_state_on_disk_of_lost_records_is_deleted(tmp_path: Path) -> None:
-    """If the changelog has lost records that a standby has read, its state on disk is deleted, because it contains
-    them."""
-    at = TopicPartition("clicks-changelog", 0)
-    local = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0).state_of(0)
+@asynccontextmanager
+async def committed_changelog() -> AsyncIterator[tuple[FakeCluster, Chain]]:
+    """A cluster with an application that has committed ten records, and still runs."""
     async with (
         FakeCluster() as cluster,
         chain_of(cluster, "clicks", 1) as chain,
@@ -176,8 +177,23 @@ async def test_state_on_disk_of_lost_records_is_deleted(tmp_path: Path) -> None:
     ):
         process_records(task, chain, 0, 10)
         await commit(changelog, task, chain)
-        standby = StreamTask(topology("clicks"), 0, application="clicks", local=local)
-        restoring = PartitionRestore(chain.kafka, chain.settings(), standby, ManualClock(0))
+        yield cluster, chain
+
+
+def restore_on_disk(chain: Chain, local: LocalState) -> PartitionRestore:
+    """The restore of a standby with state on disk."""
+    standby = StreamTask(topology("clicks"), 0, application="clicks", local=local)
+    return PartitionRestore(chain.kafka, chain.settings(), standby, ManualClock(0))
+
+
+async def test_state_on_disk_of_lost_records_is_deleted(tmp_path: Path) -> None:
+    """If the changelog has lost records that a standby has read, its state on disk is deleted, because it contains
+    them."""
+    at = TopicPartition("clicks-changelog", 0)
+    local = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0).state_of(0)
+    async with committed_changelog() as (cluster, chain):
+        restoring = restore_on_disk(chain, local)
+        standby = restoring.task
         async with restoring.consumer() as consumer:
             await restoring.read_until(await restoring.begin(consumer), consumer)
             restoring.write()
@@ -195,24 +211,17 @@ async def test_state_on_disk_above_the_changelogs_end_is_deleted(tmp_path: Path,
     restore has begun from the state, or before a standby's restore continues."""
     at = TopicPartition("clicks-changelog", 0)
     state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
-    async with (
-        FakeCluster() as cluster,
-        chain_of(cluster, "clicks", 1) as chain,
-        owner(chain, "at_least_once") as (changelog, task),
-    ):
-        process_records(task, chain, 0, 10)
-        await commit(changelog, task, chain)
+    async with committed_changelog() as (cluster, chain):
         local = state.state_of(0)
-        standby = StreamTask(topology("clicks"), 0, application="clicks", local=local)
-        restoring = PartitionRestore(chain.kafka, chain.settings(), standby, ManualClock(0))
+        restoring = restore_on_disk(chain, local)
         async with restoring.consumer() as consumer:
             await restoring.read_until(await restoring.begin(consumer), consumer)
             restoring.write()
         if lost == "after it begins":
             local.close()
             local = state.state_of(0)
-            standby = StreamTask(topology("clicks"), 0, application="clicks", local=local)
-            restoring = PartitionRestore(chain.kafka, chain.settings(), standby, ManualClock(0))
+            restoring = restore_on_disk(chain, local)
+        standby = restoring.task
         async with restoring.consumer() as consumer:
             if lost == "after it begins":
                 await restoring.begin(consumer)
