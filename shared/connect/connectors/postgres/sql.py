@@ -1,4 +1,4 @@
-"""The SQL statements of the Postgres sink, and quoted names.
+"""SQL statements of the Postgres connectors, and quoted names.
 
 >>> table = SqlTable("clicks", {"id": "bigint", "n": "integer"}, ("id",))
 >>> upsert_from(table, "staged", ("id", "n"))  # doctest: +NORMALIZE_WHITESPACE
