@@ -14,7 +14,6 @@ from penstock.services.connect.daemon import ConnectDaemon
 from penstock.services.connect.worker_command_line import CommandLine
 from penstock.services.local.ports import address_text
 from penstock.services.local.settings import ConnectWorkerSettings
-from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.allowed_files import FILES_ALLOWED
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.runtime.plugins import Plugins
@@ -29,18 +28,13 @@ def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
     """Return the properties of the Connect worker, by Kafka Connect's names.
 
     If the settings have `auth_token` or credentials, the worker's REST requires a token with the scope admin, unless
-    `connect` sets the token or users. Raises ConfigError if there are credentials but no such token.
+    `connect` sets the token or users.
 
     >>> worker_properties(ConnectWorkerSettings(connect={"group.id": "mine"}))["group.id"]
     'mine'
     """
     http = settings.http
     token = settings.tokens_by_scope().get("admin")
-    if token is None and settings.credentials and not {"rest.auth.token", "rest.auth.users"} & settings.connect.keys():
-        raise ConfigError(
-            "credentials: the Connect worker needs auth_token, a credential with the scope admin, or in connect "
-            "rest.auth.token or rest.auth.users (or set connect_worker=false)"
-        )
     return {
         "bootstrap.servers": settings.kafka.bootstrap_servers,
         "group.id": CLUSTER,

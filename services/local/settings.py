@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from penstock.api.settings import GuardedSettings, Pointer
 from penstock.services.consumer.settings import Names
@@ -63,12 +64,25 @@ class GatewaySettings(ProducerServiceSettings):
 
 
 class ConnectWorkerSettings(GuardedSettings):
-    """The Connect worker of a local set-up."""
+    """The Connect worker of a local set-up.
+
+    With credentials, they are invalid if none of them and no setting in `connect` protects the worker's REST.
+    """
 
     connect: dict[str, str] = Field(default={}, description="settings of the worker, by Kafka Connect's names")
     connect_files: Path | None = Field(
         default=None, description="folder that file connectors may use, unless connect sets connect.files.allowed"
     )
+
+    @model_validator(mode="after")
+    def _check_rest_auth(self) -> Self:
+        has_own = bool({"rest.auth.token", "rest.auth.users"} & self.connect.keys())
+        if self.credentials and not has_own and "admin" not in self.tokens_by_scope():
+            raise ValueError(
+                "credentials: the Connect worker needs auth_token, a credential with the scope admin, or in connect "
+                "rest.auth.token or rest.auth.users (or set connect_worker=false)"
+            )
+        return self
 
 
 class DoctorSettings(CommandSettings):

@@ -24,7 +24,6 @@ from penstock.services import service_lifecycle
 from penstock.services.aggregator.settings import AggregatorSettings, CompactionSettings
 from penstock.services.consumer.handlers import load_handler
 from penstock.services.local import ports
-from penstock.services.local.connect_worker import worker_properties
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.sample_event import sample_event, sample_event_fields, sample_event_type
 from penstock.services.local.settings import ConnectWorkerSettings, UpSettings
@@ -75,7 +74,7 @@ class Up:
         aggregates = AggregatorSettings.load(environ={**os.environ, **own}, program="penstock aggregator")
         if settings.connect_worker:
             environ = {**os.environ, **own, f"{ENV_PREFIX}HTTP__HOST": settings.http.host}
-            worker_properties(ConnectWorkerSettings.load(environ=environ, program="penstock connect"))
+            ConnectWorkerSettings.load(environ=environ, program="penstock connect")
         topology = load_topology(settings.topology, settings.topology_options)
         topology = topology.of_application(aggregates.streams.application_id)
         # An invalid handler is reported before Kafka starts.

@@ -319,8 +319,9 @@ def test_a_connect_worker_requires_the_secret_of_an_admin() -> None:
     ops = Credential(secret=SecretStr("fedcba9876543210"), scopes=("admin",))
     settings = ConnectWorkerSettings(http=HttpSettings(host="::"), credentials={"shop": shop, "ops": ops})
     assert worker_properties(settings)["rest.auth.token"] == "fedcba9876543210"
+    environ = {"PENSTOCK_CREDENTIALS": '{"shop": {"secret": "0123456789abcdef", "scopes": ["ingest", "read"]}}'}
     with pytest.raises(ConfigError, match=r"credentials: .* admin"):
-        worker_properties(ConnectWorkerSettings(credentials={"shop": shop}))
+        ConnectWorkerSettings.load(environ=environ)
 
 
 @pytest.mark.parametrize("name", ["rest.auth.token", "rest.auth.users"])
