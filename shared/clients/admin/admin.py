@@ -320,7 +320,7 @@ class Admin:
         return found
 
     async def describe_configs(self, topic: str, *, timeout_ms: int | None = None) -> dict[str, str | None]:
-        """Return every config of a topic in force, defaults included; sensitive values are None."""
+        """Return the value in force of each config of a topic, defaults included; sensitive values are None."""
         return {entry.name: entry.value for entry in (await self.topic_configs([topic], timeout_ms=timeout_ms))[topic]}
 
     @one_deadline
@@ -459,10 +459,10 @@ class Admin:
         return sizes
 
     async def unsupported_requests(self) -> list[str]:
-        """Return, as texts, the requests that Penstock needs and some broker does not support; [] if there are none.
+        """Return, as texts, the required requests of the module `requests` that some broker does not support.
 
-        Raises BrokerNotAvailable at once if a broker cannot be reached, and AuthenticationFailed if a broker rejects
-        the client.
+        Returns [] if there are none. Produce and Fetch are not checked. Raises BrokerNotAvailable at once if a broker
+        cannot be reached, and AuthenticationFailed if a broker rejects the client.
         """
         self._check_open()
         used = [api for api in vars(requests).values() if isinstance(api, ApiVersion) and not api.optional]

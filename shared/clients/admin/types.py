@@ -84,7 +84,10 @@ def max_message_bytes_with(configs: Mapping[str, str | None], added_bytes: int) 
 
 
 def topic_before_3_6(topic: NewTopic) -> NewTopic:
-    """Return the topic with the older limit, as Kafka before 3.6 needs it; unchanged if its timestamps are limited."""
+    """Return the topic with UNLIMITED_TIMESTAMPS_BEFORE_3_6 in place of UNLIMITED_TIMESTAMPS.
+
+    Returns the topic unchanged if its configs lack UNLIMITED_TIMESTAMPS.
+    """
     if not UNLIMITED_TIMESTAMPS.items() <= topic.configs.items():
         return topic
     others = {name: value for name, value in topic.configs.items() if name not in UNLIMITED_TIMESTAMPS}

@@ -97,7 +97,7 @@ class ConsumerInterceptor:
         return records
 
     def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Called with offsets that the group has just committed."""
+        """Called with offsets that this consumer has just committed."""
 
 
 class ConsumerInterceptors:

@@ -307,7 +307,8 @@ class BatchCompletion:
         self._finish_batch(batch)
 
     def _was_given_up_in_flight(self, batch: ProducerBatch) -> bool:
-        """Whether the batch was given up while its request was out."""
+        """Return whether the batch was given up while its request was in flight. If so, release its memory, and note
+        that its sequence numbers were given up."""
         if batch.state is not BatchState.DONE:
             return False
         self._release_batch_memory(batch)

@@ -125,10 +125,9 @@ class _Waiter(NamedTuple):
 
 
 class HeldUpShare:
-    """Makes a send to a partition without progress wait, if all such partitions would together hold more than
-    HELD_UP_SHARE of the buffer memory.
+    """Limits the buffer memory of all partitions without progress together to about HELD_UP_SHARE: sends to them wait.
 
-    There is no limit if the topics sent to have only one partition in all.
+    The module describes the exceptions. There is no limit if the topics sent to have only one partition in all.
     """
 
     def __init__(

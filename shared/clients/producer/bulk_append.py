@@ -40,7 +40,7 @@ class Topic(Protocol):
 
 
 class Bulk:
-    """Takes `records` in order; `timestamp` (ms) is used for records without one."""
+    """The records of one `send_many`, and where each of them went. `timestamp` (ms) is used for records without one."""
 
     def __init__(self, records: Sequence[ProducerRecord], timestamp: int) -> None:
         self.records = records

@@ -43,9 +43,9 @@ class DeliveryLocations:
     """Where the records of a bulk send are: `of` has each record's batch, or the error that kept it out of one, in
     order.
 
-    Records are appended in runs, between `begin` and `end`. During a run the caller appends each record's batch to
-    `of`. For the run's first record in a batch, it also sets the record's index there, in the dict that `begin`
-    returned. Nothing else may be appended to any batch meanwhile.
+    Records are added in runs (`begin`, `end`), alone (`add`), or as a slice of columns (`add_slice`). During a run the
+    caller appends each record's batch to `of`. For the run's first record in a batch, it also sets the record's index
+    there, in the dict that `begin` returned. Nothing else may be appended to any batch meanwhile.
     """
 
     __slots__ = ("_indices", "_of", "_runs", "_sliced", "_slices")
@@ -108,7 +108,7 @@ class DeliveryLocations:
             self._runs.pop()
 
     def add(self, batch_or_error: ProducerBatch | Exception, index: int) -> None:
-        """Add the next record, which was appended outside a run."""
+        """Add the next record, which was appended outside a run, or has failed (`index` -1)."""
         self._runs.append((len(self.of), {batch_or_error: index} if isinstance(batch_or_error, ProducerBatch) else {}))
         self.of.append(batch_or_error)
 
@@ -175,7 +175,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         return f"<Delivery of record {self._index} in {self._batch!r}>"
 
     def done(self) -> bool:
-        """Whether the record was stored or has failed."""
+        """Whether the record has its result: it was acknowledged, was cancelled or has failed."""
         batch, index = self._batch.locate(self._index)
         return index < 0 or batch.state is BatchState.DONE
 
@@ -302,7 +302,7 @@ class Deliveries:
         return f"<Deliveries of {len(self)} records, {'done' if self.done() else 'pending'}>"
 
     def done(self) -> bool:
-        """Whether all records are done."""
+        """Whether every batch that has one of the records is done."""
         return all(_is_batch_done(batch) for batch in self._batches)
 
     def cancel(self) -> int:
@@ -321,7 +321,7 @@ class Deliveries:
         return sum(removed)
 
     async def wait(self) -> None:
-        """Wait until all records are done."""
+        """Wait until all records are done. If the wait is cancelled, `cancel` is called."""
         try:
             for batch in self._batches:
                 await batch.wait_all()

@@ -4,9 +4,9 @@
         delivery = await producer.send("clicks", b"{}", key=b"ann")
         metadata = await delivery
 
-`send` waits only for the topic's metadata, and for buffer memory. Most records are appended directly to an open batch
-of their partition. Every other record goes through `_enqueue_record`: checks, metadata, serializers, partition, memory,
-a new batch. The `Sender` sends the batches. record_accumulator.py decides when a batch is due. batch_completion.py
+`send` waits only for the topic's metadata, and for buffer memory. It appends most records directly to an open batch of
+their partition. It passes the others to `_enqueue_record`: checks, metadata, serializers, partition, memory, a new
+batch. The `Sender` sends the batches. record_accumulator.py decides when a batch is due. batch_completion.py
 handles the response.
 
 The records and offsets that a transactional producer sends between begin and commit become visible to `read_committed`
@@ -189,8 +189,9 @@ class Producer:
     async def close(self, timeout_ms: float | None = None) -> None:
         """Send the buffered records for up to `timeout_ms` (None: no limit), then fail those left with IllegalState.
 
-        An open transaction is aborted, and its unsent records are dropped. Calls that wait for metadata or buffer
-        memory raise IllegalState at once. A second call waits for the first one, and may shorten its time.
+        An open transaction is aborted, and its unsent records are dropped. A commit with an unknown outcome is
+        requested again. Calls that wait for metadata or buffer memory raise IllegalState at once. A second call waits
+        for the first one, and may shorten its time.
         """
         # There are three cases. 1. Another call closes the producer: wait for it, perhaps for a shorter time.
         if self._state == "closed":
@@ -287,9 +288,9 @@ class Producer:
         These errors are raised before anything is enqueued: SerializationError, RecordTooLarge, InvalidTimestamp,
         InvalidTopic, DataError (invalid partition number), UnknownTopicOrPartition (not known within `max_block_ms`),
         AuthorizationFailed, BufferExhausted, IllegalState (closed, no open transaction, or the transaction ended while
-        the call waited), TransactionAborted,
-        ProducerFenced, TypeError (`on_delivery` cannot be called, or is async). If a record is rejected or cancelled,
-        its transaction can only be aborted.
+        the call waited), TransactionAborted, the error that ended the producer (for example ProducerFenced), TypeError
+        (wrong arguments, for example an async `on_delivery`). If a record is rejected or cancelled, its transaction can
+        only be aborted.
 
         `on_delivery(metadata, None)` or `on_delivery(None, error)` is called once on the event loop, but never if this
         method raises.
@@ -355,8 +356,8 @@ class Producer:
         return await (await self.send(topic, value, **rest))
 
     async def send_many(self, records: Iterable[ProducerRecord[Any, Any]]) -> Deliveries:
-        """Enqueue many records in order. The order is kept within each partition. Columns are not copied: do not change
-        them until the deliveries are read.
+        """Enqueue many records in order. The order is kept within each partition. RecordColumns are not copied: do not
+        change them until the deliveries are read.
 
         An error that `send` would raise for a record becomes the result of that record, and its transaction can only be
         aborted. If the buffer stays full for `max_block_ms`, all later records end in BufferExhausted at once. The call
@@ -809,7 +810,7 @@ class Producer:
         return Delivery(batch, index, at, serialized_size(key), serialized_size(value))
 
     def _check_record(self, record: ProducerRecord) -> None:
-        """Check what needs neither metadata nor a serializer."""
+        """Check the record's timestamp, partition number and topic name. Raises the error that fits."""
         topic = record.topic
         check_timestamp(topic, record.timestamp)
         check_partition(topic, record.partition)
@@ -827,9 +828,10 @@ class Producer:
     async def _append_to_new_batch(
         self, queue: PartitionQueue, fields: BatchRecord, size: int, deadline_ms: float, number: int
     ) -> ProducerBatch:
-        """Acquire memory for a new batch, open the batch, and append the record to it. Returns the batch.
+        """Acquire memory, append the record to a new batch, and return the batch.
 
-        If the queue then has an open batch with room, releases the memory and appends the record to that batch.
+        If the queue has an open batch with room after the wait for memory, no batch is opened. Then the record goes
+        into that batch, and the memory is released.
         """
         memory = max(self._accumulator.batch_size, size)
         await self._acquire_batch_memory(queue, memory, deadline_ms, number)

@@ -287,9 +287,9 @@ class ProducerBatch:
         return self._data
 
     def split(self) -> list[ProducerBatch]:
-        """Return two batches, cut at the record that reaches half of the bytes.
+        """Return two batches with this batch's records, cut near half of the bytes.
 
-        They keep this batch's age, callbacks and memory.
+        They have this batch's age, and share its callbacks and memory.
         """
         assert self._data is not None, "only a batch that was sent can turn out too large"
         assert self.count > 1, "one record cannot be split"

@@ -141,7 +141,7 @@ class RecordAccumulator:
 
     @property
     def partitions(self) -> int:
-        """The number of partitions of the topics sent to so far."""
+        """The number of partitions that have a queue."""
         return len(self._queues)
 
     def open_batch(
@@ -262,7 +262,7 @@ class RecordAccumulator:
         return batch in self._queues[batch.tp].out
 
     def reenqueue(self, batch: ProducerBatch, retry_at_ms: int) -> None:
-        """Put a batch back into its partition's queue, in the order of the records; it is due from `retry_at_ms` on."""
+        """Put a batch back into its partition's queue, in the order of the records. `retry_at_ms` ends its backoff."""
         batch.state = BatchState.QUEUED
         batch.retry_at_ms = retry_at_ms
         queue = self._queues[batch.tp]
@@ -314,7 +314,7 @@ class RecordAccumulator:
         self.incomplete.pop(batch, None)
 
     def take_all(self, *, out: bool) -> list[ProducerBatch]:
-        """Remove all queued batches and return them, with `out` also those in a request, which stay in `out`."""
+        """Remove all queued batches from their queues and return them. With `out`, also return those in a request."""
         taken = [batch for batch in self.incomplete if out or not self.is_out(batch)]
         for batch in taken:
             self._unqueue_batch(batch)

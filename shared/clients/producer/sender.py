@@ -66,7 +66,7 @@ class _Node:
 
 
 class Sender:
-    """Runs beside the producer, on the same event loop, in callbacks."""
+    """Sends the due batches of one producer. Runs on the producer's event loop."""
 
     def __init__(
         self,

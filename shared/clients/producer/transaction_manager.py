@@ -114,7 +114,8 @@ class SequenceLedger:
             self.epoch += 1
 
     def assign(self, tp: TopicPartition, count: int) -> ProducerState:
-        """The state of a partition's next new batch, of `count` records."""
+        """Return the producer state of a partition's next new batch, and reserve sequence numbers for its `count`
+        records."""
         assert self.ready, "no producer id yet"
         known = self._partitions.get(tp)
         # A partition moves to a new id or epoch, and to number 0, once every assigned number is acknowledged (Java:
@@ -177,7 +178,7 @@ class SequenceLedger:
         return list(self._troubled)
 
     def has_gap(self, tp: TopicPartition) -> bool:
-        """Whether `settle` will remove the numbers of the queued batches."""
+        """Whether the broker has shown a gap that `settle` has not resolved yet."""
         known = self._partitions.get(tp)
         return known is not None and known.gap
 
@@ -338,7 +339,7 @@ class Transaction:
         return first
 
     def ended(self) -> None:
-        """Note that the coordinator has committed or aborted."""
+        """Note that the transaction was committed or aborted."""
         self.move(TxnState.READY)
         self.error = None
         self.added.clear()

@@ -183,7 +183,7 @@ def delta_application_id(connector: str, tp: TopicPartition) -> str:
 
 
 def _check_begun(record: SinkRecord, begun: dict[TopicPartition, int]) -> None:
-    """Move `begun`, the next offsets of the partitions, past a record. Raises ConnectError if it is before them."""
+    """Move a partition's next offset in `begun` past the record. Raises ConnectError if the record is before it."""
     tp = record.original_tp
     offset = record.kafka_offset
     if offset < begun.get(tp, 0):

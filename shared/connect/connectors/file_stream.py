@@ -1,7 +1,7 @@
 """FileStreamSource and FileStreamSink: lines of a file to a topic, and records to lines of a file.
 
-They match Kafka Connect's connectors in names, settings, behaviour and source offsets. The record of a line has a
-string schema and no key. Its source offset is the position in the file after the line's end. A line becomes a record
+They have the names, settings and source offsets of Kafka Connect's connectors. The record of a line has a string
+schema and no key. Its source offset is the position in the file after the line's end. A line becomes a record
 only when it has an end. A source whose file does not exist waits for it.
 """
 
@@ -83,7 +83,7 @@ class FileStreamSourceTask(SourceTask):
     def _take_complete_lines(self) -> list[tuple[bytes, int]]:
         """Take at most `batch.size` complete lines out of the buffer. \\n, \\r\\n or \\r ends a line.
 
-        Returns each line without its end, and its size in the file.
+        Returns each line without its end, and its size in bytes with the end.
         """
         found: list[tuple[bytes, int]] = []
         lines = self._buffer.splitlines(keepends=True) if self._buffer else []
@@ -114,7 +114,7 @@ class FileStreamSourceTask(SourceTask):
 
 
 def _read_if_ready(file: IO[bytes]) -> bytes:
-    """Return what can be read without waiting. A thread that waits would take the next task's input."""
+    """Return at most READ_BYTES of the available input, without waiting; no bytes if there is none."""
     ready, _, _ = select.select([file], [], [], 0)
     return os.read(file.fileno(), READ_BYTES) if ready else b""
 

@@ -132,7 +132,7 @@ class FilesSinkTask(SinkTask):
             self.context.timeout(max(1, int(due_in_ms)))
 
     def _due_in_ms(self, tp: TopicPartition) -> float:
-        """Time in ms until a partition's file is closed, whatever its size."""
+        """Return the ms until a partition's file is closed at any size; NEVER_MS without `rotate.interval.ms`."""
         interval_ms = self._values["rotate.interval.ms"]
         now = time.monotonic()
         if interval_ms == 0:
@@ -239,7 +239,8 @@ class FilesSinkTask(SinkTask):
         return unfit, error
 
     def _rows_of(self, records: list[SinkRecord]) -> Any:
-        """Return the rows of a file: a list for JSON, an Arrow table for Parquet. Raises DataError if there is none."""
+        """Return the rows of a file: a list for JSON, an Arrow table for Parquet. Raises DataError if a record does not
+        fit."""
         if self._values["format"] == "json":
             return [value_to_json(record.value_schema, record.value) for record in records]
         return table_of(records)

@@ -1,8 +1,8 @@
 """The HTTP sink posts records in batches; the HTTP source polls a URL for records.
 
-The sink retries temporary errors (no response, 408, 425, 429, 5xx) after its backoff, or after `Retry-After` if that
-is longer. Any other status than 2xx is an error of the records. The source sends one request after another. In its URL,
-`${offset}` is replaced by the offset of the last record read, at first by `http.offset.initial`.
+Both retry temporary errors (no complete response, 408, 425, 429, 5xx), at most `max.retries` times in a row. If the
+sink gets another status that is not 2xx, this is an error of the posted records. The source sends one request after
+another. In its URL, `${offset}` is replaced by the offset of the last record read, at first by `http.offset.initial`.
 """
 
 from __future__ import annotations
@@ -117,13 +117,13 @@ def is_passing(status: int) -> bool:
 
 
 def retry_after_ms(response: httpx.Response) -> int:
-    """Return the wait of a `Retry-After` header in ms, at most five minutes; 0 if it is not a number of seconds."""
+    """Return the seconds of a `Retry-After` header in ms, at most five minutes; 0 without the header or with a date."""
     text = response.headers.get("Retry-After", "")
     return min(int(text) * 1000, RETRY_AFTER_MAX_MS) if text.isdecimal() and len(text) < 10 else 0
 
 
 class HttpSinkTask(SinkTask):
-    """Posts records."""
+    """Sends the records to the URL, by `http.method`."""
 
     async def start(self, props: Mapping[str, str]) -> None:
         self._values = HttpSinkConnector.config().parse(props)
@@ -227,7 +227,7 @@ class HttpSinkTask(SinkTask):
 
 
 class HttpSinkConnector(SinkConnector):
-    """Posts records to a URL, in batches."""
+    """Sends records to a URL by POST, PUT or PATCH."""
 
     task_class = HttpSinkTask
 

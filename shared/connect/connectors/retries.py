@@ -1,4 +1,4 @@
-"""Counts the retries that a connector has left after temporary errors."""
+"""Counts the retries that a task has left after temporary errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from penstock.shared.connect.errors import ConnectError
 
 
 class Retries:
-    """The retries left since the last success."""
+    """The number of retries that are left. A success restores the maximum."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -1,8 +1,8 @@
 """VerifiableSource/Sink and MockSource/Sink: connectors for tests, under the names of Kafka's tools.
 
-The verifiable source writes rising numbers, on average at most `throughput` a second. It prints one JSON line for each
-record, unless `quiet` is set. The sink prints a line for each record that it receives, and another one when it flushes
-the record. The mocks run until `mock_mode` makes them fail.
+Each task of the verifiable source writes rising numbers, on average at most `throughput` a second if that is positive.
+It prints one JSON line for each record, unless `quiet` is set. The sink prints a line for each record that it receives,
+and another one when it flushes the record. The mocks run until `mock_mode` makes them fail.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class _MockConnector(_PropsConnector):
 
 
 class _Failing:
-    """Raises an error after a delay."""
+    """Makes a mock task fail: with `mock_mode=task-failure`, `check` raises an error once `delay_ms` has passed."""
 
     def __init__(self, props: Mapping[str, str]) -> None:
         fails = props.get("mock_mode") == "task-failure"
@@ -205,7 +205,7 @@ class MockSinkTask(SinkTask):
 
 
 class MockSinkConnector(_MockConnector, SinkConnector):
-    """Accepts all records and writes nothing."""
+    """Takes records and writes nothing."""
 
     kafka_class = TOOLS + "MockSinkConnector"
     task_class = MockSinkTask

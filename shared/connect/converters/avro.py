@@ -240,7 +240,7 @@ def change_to_avro(schema: Schema) -> Change | None:
 
 
 def _change_of_type_to_avro(schema: Schema) -> Change | None:
-    """The conversion of a value without defaults; None if there is none."""
+    """The conversion to fastavro's value that the schema's type needs; None if it needs none."""
     if is_union(schema):
         return lambda value: _union_value_to_branch(schema, value)
     if _is_map_as_entries(schema):
@@ -296,7 +296,7 @@ def _struct_of_union_branch(branches: Sequence[Field], value: Any) -> Any:
 
 
 def _is_general_branch(schema: Schema) -> bool:
-    """Whether a union's branch also matches values of another branch, after which it must be tried.
+    """Whether a union's branch may also match values of other branches. Such a branch is tried after the others.
 
     A map matches a record's values, a float those of a double, and a string those of an enum.
     """

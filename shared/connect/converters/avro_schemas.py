@@ -246,9 +246,9 @@ def default_from_json(schema: Schema, json: Any) -> Any:
 
 
 def _branch_of_default(union: Schema, json: Any) -> Field:
-    """Return the first branch that a union's default matches.
+    """Return the first branch that a union's default matches, or the union's first branch if none matches.
 
-    Before Avro 1.12, a default had to match the very first branch. Since then, it may match any branch.
+    Before Avro 1.12, a default had to match the union's first branch. Since then, it may match any branch.
     """
     return next((field for field in union.fields if _is_default_of(field.schema, json)), union.fields[0])
 

@@ -1,6 +1,6 @@
-"""JsonConverter: values as JSON, with a schema (`schemas.enable`, the default) or without.
+"""JsonConverter: values as JSON.
 
-A value with a schema is in an envelope: `{"schema": …, "payload": …}`.
+With `schemas.enable`, the default, a value is in an envelope with its schema: `{"schema": …, "payload": …}`.
 
 >>> schema = schema_from_envelope({"type": "struct", "fields": [{"field": "n", "type": "int32", "optional": True}]})
 >>> value_to_json(schema, {"n": 3}), value_from_json(schema, {"n": 3})

@@ -42,7 +42,7 @@ def unframed(data: bytes) -> tuple[int, bytes]:
 
 
 def registry_config() -> ConfigDef:
-    """Return the settings of every converter with a registry, with Confluent's names."""
+    """Return the settings that all converters with a schema registry have. Most have Confluent's names."""
     strategies = one_of(*STRATEGIES, *(STRATEGY_PACKAGE + name for name in STRATEGIES))
     return (
         ConfigDef()

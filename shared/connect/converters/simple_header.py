@@ -45,8 +45,8 @@ INTEGERS = ((8, INT8), (16, INT16), (32, INT32), (64, INT64))
 class SimpleHeaderConverter(HeaderConverter):
     """Text without its schema, which a reader infers.
 
-    A whole number is read as the smallest integer type that fits, or else as a Decimal. Any other number is read as a
-    FLOAT64, or as a Decimal if it is too large.
+    Digits, also with a sign, are read as the smallest integer type that fits, or else as a Decimal. A number with a
+    point or an exponent is read as a FLOAT64, or as a Decimal if it is too large.
     """
 
     kafka_class = "org.apache.kafka.connect.storage.SimpleHeaderConverter"

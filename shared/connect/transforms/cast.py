@@ -2,8 +2,9 @@
 
 Numbers become narrower as in Java. Integers wrap around. Decimals are truncated and wrap around. Floats are truncated.
 For int64 they are limited to its range. For a narrower type they are limited to the range of int32 and then wrap
-around. A number is true if its int64 is not 0. A text must be a number, for an integer in the range of the type. A
-number beyond the range of float32 becomes infinite. As a boolean, only the text `true` is true, in upper or lower case.
+around. A number is true if its int64 is not 0. A text must be an integer in the range of the type for an integer type,
+and a number for a float. A number beyond the range of float32 becomes infinite. As a boolean, only the text `true` is
+true, in upper or lower case.
 Bytes become base64 text. Dates and times become their underlying number, or ISO text.
 """
 

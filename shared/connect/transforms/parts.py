@@ -51,7 +51,7 @@ class OnPart(Transformation):
         return record.with_key(schema, value) if self.is_key else record.with_value(schema, value)
 
     def updated(self, schema: Schema, update: Callable[[Schema], Schema]) -> Schema:
-        """Return the updated form of a schema, made once while records have the same schema object."""
+        """Return `update(schema)`. The results for recent schema objects are cached."""
         known = self._schemas.get(id(schema))
         if known is not None and known[0] is schema:
             return known[1]

@@ -16,7 +16,7 @@ from penstock.shared.connect.transforms.parts import PACKAGE
 
 
 class Filter(Transformation):
-    """Drops every record that its predicate selects."""
+    """Drops every record to which it is applied."""
 
     kafka_class = PACKAGE + "Filter"
 
@@ -57,7 +57,7 @@ class RegexRouter(Transformation):
 
 
 class TimestampRouter(Transformation):
-    """Derives the topic's name from the record's time."""
+    """Makes the new topic's name from the old one and the record's timestamp."""
 
     kafka_class = PACKAGE + "TimestampRouter"
 

@@ -21,7 +21,7 @@ HOLD_S = 3_600
 
 
 class BulkRead:
-    """A read in progress, on its own connection."""
+    """A read of a query's result in progress, on a connection of the caller."""
 
     def __init__(self, connection: Any, fetch: Any, idle_ms: int) -> None:
         self._connection = connection
@@ -60,7 +60,7 @@ class BulkRead:
         return found
 
     async def end(self) -> None:
-        """Close the cursor."""
+        """Close the cursor and end the transaction, if it is still open."""
         await self._keep_transaction_open()
         await self._connection.execute(f"CLOSE {CURSOR}")
         if not self.is_held:

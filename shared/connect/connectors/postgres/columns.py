@@ -81,13 +81,13 @@ _VALUE_COLUMN_TYPES: tuple[tuple[type, str], ...] = (
 
 
 class TypeName(NamedTuple):
-    """The type in one of the driver's attributes."""
+    """The name of a type, in the form of asyncpg's `Type`."""
 
     name: str
 
 
 class Attribute(NamedTuple):
-    """A column in the form of the driver's descriptions, for columns that the driver does not describe."""
+    """The name and the type of a column, in the form of asyncpg's `Attribute`."""
 
     name: str
     type: TypeName
@@ -132,7 +132,10 @@ def with_texts(statement: str, attributes: Sequence[Any]) -> str:
 
 
 def value_of(value: Any, schema: Schema, scale: int) -> Any:
-    """Return a column's value in the form of its schema. `value` has the driver's form."""
+    """Return a column's value in the form of its schema. `value` has the driver's form.
+
+    A numeric is rounded to `scale` digits after the point. A numeric that is infinite or NaN becomes None.
+    """
     if isinstance(value, Decimal):
         if not value.is_finite():
             # Connect's Decimal has neither infinity nor NaN.

@@ -375,8 +375,8 @@ class LogicalReader:
     async def read(self, connection: Any) -> list[SourceRecord]:
         """Return the next records. Several calls may return the records of one read of the slot.
 
-        Sets `is_idle` to True if this call ended a read of the slot without any record, or waits until the records
-        before a failure are stored, otherwise to False. Raises ConnectError if a change cannot become a record.
+        Sets `is_idle`: whether the caller should wait for `poll.interval.ms` before the next call. If a change cannot
+        become a record, a call raises ConnectError once the records before the change are stored.
         """
         if self._failure is not None:
             # The change may be skipped by its offset, so the records before it must be stored.

@@ -2,9 +2,9 @@
 
 Rows are sent by COPY. With `insert` they go directly into the table. Upserts, updates and deletes go into a temporary
 table, and one statement applies them to the table. With `exactly.once=true` the offsets are in a table of the database,
-and change in the same transaction as the rows. If a task finds another offset than it stored last, another task has
-written to the partition, and this task fails. A topic that was deleted and created again is detected only by a lower
-offset (`sink_offsets`).
+and change in the same transaction as the rows. A task fails if it finds there that another
+task has written to its partition. A topic that was deleted and created again is detected only by a lower offset
+(`sink_offsets` describes both).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ STAGINGS_MAX = 256
 
 
 def sink_settings() -> ConfigDef:
-    """Return the Postgres sink's settings, with the names of the JDBC sink."""
+    """Return the definitions of the Postgres sink's settings."""
     return (
         connection_config()
         .define("insert.mode", Type.STRING, "insert", HIGH,
@@ -152,8 +152,8 @@ class PostgresSinkTask(SinkTask):
     async def _put_batch(self, records: list[SinkRecord]) -> None:
         """Write a batch. Each record that cannot be a row is reported and left out.
 
-        Raises RetriableError or ConnectError if the database fails. Raises ConnectError if the error of a record is not
-        tolerated.
+        Raises ConnectError if the error of a record is not tolerated. Raises RetriableError or ConnectError for any
+        other error.
         """
         # The first attempt has the whole batch. The attempt after an errant record has as many records as were in front
         # of that record, and each success doubles the number. So a batch with many errant records is not tried as a
@@ -180,7 +180,7 @@ class PostgresSinkTask(SinkTask):
             size = max(1, errant)
 
     async def _have_columns_changed(self, records: list[SinkRecord]) -> bool:
-        """Describe the known tables of the records again. Returns whether one has other columns or types now.
+        """Read the columns of the records' known tables again. Returns whether one has other columns or types now.
 
         Raises RetriableError or ConnectError if the database fails.
         """
@@ -199,7 +199,7 @@ class PostgresSinkTask(SinkTask):
         """Write the records. Without `keep` their rows are rolled back. Returns the error if a record cannot be a row,
         else None.
 
-        Raises RetriableError or ConnectError if the database fails.
+        Raises RetriableError or ConnectError for any other error.
         """
         try:
             await self._write_in_transactions(records, keep=keep)
@@ -365,7 +365,11 @@ class PostgresSinkTask(SinkTask):
             self._stagings[columns] = name
 
     async def _ensure_sink_table(self, connection: Any, name: str, groups: list[RowsToWrite]) -> None:
-        """Read the table's columns; create the table or add columns if the settings allow it."""
+        """Read the table's columns unless all needed ones are known. Create the table or add missing columns if the
+        settings allow it.
+
+        Raises ConnectError if they do not. A missing table is not created for deletes alone.
+        """
         wanted = columns_of(groups)
         table = self._tables.get(name)
         if table is not None and wanted.keys() <= table.columns.keys():

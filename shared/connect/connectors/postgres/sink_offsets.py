@@ -127,7 +127,7 @@ class OffsetTable:
             self._known[tp] = self._written.pop(tp)
 
     def settled(self) -> None:
-        """Note that all delivered records are written and are not delivered again."""
+        """Note that the delivered records are processed: none of them is delivered again."""
         self._begun.update(self._known)
 
     async def alter(self, connection: Any, offsets: Mapping[TopicPartition, int | None]) -> None:

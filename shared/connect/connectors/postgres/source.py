@@ -1,4 +1,4 @@
-"""The Postgres source: reads tables or a query repeatedly, or all changes from Postgres's log.
+"""The Postgres source: reads tables or a query repeatedly, or the changes of published tables from Postgres's log.
 
 `incrementing` finds new rows by a column that grows. It misses a row that is committed after a row with a higher value
 was read. `timestamp` finds new and changed rows. `timestamp+incrementing` finds both, and distinguishes rows with the
@@ -6,7 +6,7 @@ same time. In these last two modes a row is read only when its time is `timestam
 transaction that began earlier may still commit a row with an earlier time. Times without a zone are UTC.
 
 `bulk` reads all rows each time. If the task does not read for `bulk.idle.ms`, no transaction stays open. `logical`
-reads every insert, update and delete from Postgres's log.
+reads the inserts, updates and deletes of a publication's tables from Postgres's log.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NO_SLOT = "mode=logical needs the replication slot's name (slot.name): small let
 
 
 def source_settings() -> ConfigDef:
-    """Return the Postgres source's settings, with the names of the JDBC source."""
+    """Return the definitions of the Postgres source's settings."""
     return (
         connection_config()
         .define("mode", Type.STRING, NO_DEFAULT, HIGH, f"How new rows are found: {', '.join(MODES)}.", one_of(*MODES),
@@ -163,9 +163,9 @@ class PostgresSourceTask(SourceTask):
         return records
 
     async def commit(self) -> None:
-        """Note that the records are stored, so the slot can move.
+        """With mode=logical, read the stored offset: the replication slot may move up to it.
 
-        It moves before its next read, or when the task stops.
+        The slot moves before the task's next read of it, or when the task stops.
         """
         if self._logical is not None:
             self._logical.stored(await self.context.offset_storage_reader.offset(self._slot))

@@ -90,7 +90,7 @@ def add_columns(name: str, fields: Mapping[str, str]) -> str:
 
 
 def upsert_from(table: SqlTable, source: str, names: tuple[str, ...]) -> str:
-    """Return the statement that inserts the rows of a temporary table, and updates rows with the same key."""
+    """Return the statement that upserts the last row of each key in a temporary table."""
     rest = [name for name in names if name not in table.key]
     sets = ",".join(f"{quoted_column(name)}=EXCLUDED.{quoted_column(name)}" for name in rest)
     action = f"UPDATE SET {sets}" if rest else "NOTHING"
@@ -102,7 +102,7 @@ def upsert_from(table: SqlTable, source: str, names: tuple[str, ...]) -> str:
 
 
 def update_from(table: SqlTable, source: str, names: tuple[str, ...]) -> str:
-    """Return the statement that updates the rows whose keys are in a temporary table to the values in that table.
+    """Return the statement that updates the table's rows by the last row of each key in a temporary table.
 
     Raises DataError if the key has all columns, since there is then nothing to update.
     """

@@ -130,7 +130,10 @@ class TableReader:
 
 
 def moment_of(ms: int | None, nanos: int | None) -> dt.datetime | None:
-    """A stored time: ms since the epoch, and the ns within its second if they are known."""
+    """Return a stored time as a datetime in UTC, or None if `ms` is None.
+
+    `ms` is the time in ms since the epoch. `nanos` are the ns within its second, or None if they are not known.
+    """
     if ms is None:
         return None
     at = dt.datetime.fromtimestamp(ms // 1000, dt.UTC)
