@@ -58,7 +58,9 @@ def read_cases(path: Path) -> Iterator[Case]:
 
 
 def replay(case: Case, state: StateDirectory | None = None) -> str | None:
-    """None if Penstock's output, and the number of dropped records, are as recorded; otherwise the difference.
+    """None if Penstock's output is as recorded, otherwise the difference.
+
+    For a case with windows, the number of dropped records is compared as well.
 
     With `state` the stores of a case with windows are on disk, in a new folder for each case. Raises KeyError for an
     unknown kind of case.

@@ -56,7 +56,10 @@ APPLICATION = "test-driver"
 
 
 class _Raise(ErrorHandlers):
-    """Every error ends the task, even a node's DataError, which an application sends to the DLQ under `fail`."""
+    """The error handlers under `errors="raise"`: every error that they get ends the task.
+
+    This includes a node's DataError, for which an application's handler `fail` writes a dead letter.
+    """
 
     def of(self, stage: str, error: Exception) -> tuple[ExceptionHandler, str]:
         return "fail", "errors is raise; errors=ErrorHandlers() handles it as an application does"
@@ -224,7 +227,7 @@ class TopologyTestDriver:
         self.close()
 
     def close(self) -> None:
-        """Close the processors, and the stores on disk. Uncommitted work is not written. Further calls do nothing.
+        """Close the processors, and the stores on disk. Uncommitted work is not written. A second `close` does nothing.
 
         Raises ProcessingFailed, once everything is closed, if `close` of a processor raised.
         """

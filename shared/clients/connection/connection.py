@@ -1,8 +1,8 @@
 """One client's connections to a cluster: sockets, metadata, coordinators, and requests with a deadline.
 
-`Connection` wraps `AIOKafkaClient` and adds these guarantees. A start that fails raises BrokerNotAvailable or
-AuthenticationFailed with the address, within its deadline. Errors are Penstock's classes, and name the resource. Each
-instance has a default client id of its own. No repr, log line or error contains a secret.
+`Connection` wraps `AIOKafkaClient` and adds these guarantees. If a start reaches no broker or is rejected, it raises
+BrokerNotAvailable or AuthenticationFailed with the address, within its deadline. Errors are Penstock's classes, and
+name the resource. Each instance has a default client id of its own. No repr, log line or error contains a secret.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Connection:
         return f"<Connection {self.client_id} to {self.settings.bootstrap_servers}, {state}>"
 
     async def open(self) -> None:
-        """Connect; see `bootstrap` for the errors."""
+        """Connect. Raises the errors of `bootstrap`, and ConfigError if a certificate file is invalid by now."""
         client = SocketClient(self.settings, self.client_id)
         try:
             with translating_errors(self.settings.bootstrap_servers, self.client_id):
@@ -281,7 +281,7 @@ class Connection:
                 self.cluster._brokers[node] = BrokerMetadata(node, host, port, None)
 
     def check_authentication(self) -> None:
-        """Raise AuthenticationFailed if a broker rejects this client."""
+        """Raise AuthenticationFailed if a known broker rejected this client at the last attempt to connect to it."""
         if (authentication_error := self._open_client.authentication_error()) is not None:
             raise type(authentication_error)(f"client {self.client_id}: {authentication_error}")
 
@@ -305,7 +305,7 @@ class Connection:
             return False
 
     def connection_error(self, node: int, where: str) -> PenstockError:
-        """Return the error of the last attempt to connect to a node."""
+        """Return the error of the last attempt to connect to a node, or BrokerNotAvailable if it left none."""
         error: PenstockError = self._open_client.connection_error(node, where)
         return error
 
@@ -416,7 +416,10 @@ class Connection:
                 raise client.connection_error(node, where) from None
 
     async def fetch(self, node: int, request: FetchRequest, where: str) -> FetchResponse:
-        """Send a fetch as `send` does, if possible over a connection that reads in place (see `read_in_place`)."""
+        """Send a fetch on the socket for data and return the response.
+
+        If possible, the connection reads the response in place (see `read_in_place`).
+        """
         with translating_errors(where, self.client_id):
             client = self._client
             if client is None:

@@ -32,7 +32,7 @@ READ_COMMITTED = 1
 
 
 def checked_offset(tp: TopicPartition, offset: object) -> int:
-    """Return the offset. Raises TypeError if it is no int, ValueError if it is below 0."""
+    """Return the offset. Raises TypeError if it is no int or `tp` is no TopicPartition, ValueError if it is below 0."""
     if not isinstance(tp, TopicPartition):
         raise TypeError(f"{tp!r} is not a TopicPartition")
     # True is an int too.

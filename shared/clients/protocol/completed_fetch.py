@@ -3,7 +3,7 @@
 The headers of the batches show at once where the completed fetch ends. So the next fetch can be sent before this one is
 decoded. A batch is decoded when its records are requested: the checksum first, then decompression, then the records.
 Control batches are left out; under `read_committed` the batches of aborted transactions are left out too. A batch that
-cannot be read ends the completed fetch. The records before it are returned, then CorruptRecord is raised with topic,
+cannot be read ends the completed fetch. The records before it are returned, then an error is raised with topic,
 partition and offset.
 
 With numba installed the records become positions in the received or decompressed bytes (`decoding_kernel`). Without
@@ -201,7 +201,7 @@ class CompletedFetch:
 
     @property
     def is_done(self) -> bool:
-        """Whether all records were returned."""
+        """Whether nothing is left: no record to return, no batch to decode, and no error to raise."""
         return self._columns is None and not self._batches and self._torn is None
 
     def read(self, max_records: int | None) -> Columns | None:
@@ -470,7 +470,10 @@ class _PackedFetch:
         self.count += max(batch.count, 0) if batch.magic >= 2 else 1
 
     def columns(self, topic: str, partition: int) -> tuple[Columns | None, Broken]:
-        """Return the records up to the first batch that cannot be read (None if there are none), and that batch."""
+        """Return the records before the first batch that cannot be read, or None if there are none.
+
+        The second value is that batch's index and error, or None if all batches can be read.
+        """
         parts: list[_Part] = []
         broken: Broken = None
         own = [(where, batch) for where, batch in enumerate(self._batches) if batch is not None]

@@ -105,7 +105,10 @@ def encode_sticky(partitions: Iterable[TopicPartition], generation: int) -> byte
 
 
 def decode_sticky(data: bytes | None) -> tuple[tuple[TopicPartition, ...], int]:
-    """Decode the last assignment and its generation; () and -1 if there is none."""
+    """Decode the `sticky` assignor's user data: the member's last assignment and its generation.
+
+    The assignment is () if there is no data. The generation is -1 if there is no data or if the data lacks it.
+    """
     if not data:
         return (), NO_GENERATION
     read = PrimitiveReader(data, "sticky user data")
@@ -118,7 +121,7 @@ def encode_generation(generation: int) -> bytes:
 
 
 def decode_generation(data: bytes | None) -> int:
-    """Decode the generation; -1 if there is none."""
+    """Decode the `cooperative-sticky` assignor's user data, a generation. Returns -1 if there is no data."""
     return PrimitiveReader(data, "cooperative-sticky user data").int32() if data else NO_GENERATION
 
 

@@ -1,6 +1,6 @@
-"""The error table: Penstock's error for each exception of aiokafka and for each error code of a broker.
+"""The error table: translates exceptions of aiokafka and error codes of brokers to Penstock's errors.
 
-Every message starts with `where`: for example the topic and partition or the group that the error is about.
+The message of a translated error starts with `where`, for example the topic and partition that the error is about.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ CLASSES: tuple[tuple[type[BaseException], type[e.PenstockError]], ...] = (
 
 
 def name_of(code: int) -> str:
-    """Return Kafka's name of an error code."""
+    """Return Kafka's name of an error code. A code that the table lacks becomes the text `error code <number>`."""
     return CODES[code][0] if code in CODES else f"error code {code}"
 
 
@@ -178,7 +178,10 @@ def translate(error: BaseException, where: str) -> e.PenstockError:
 
 @contextmanager
 def translating_errors(where: str, client_id: str) -> Iterator[None]:
-    """Translate errors of aiokafka and of the socket in the block; add `where` and a note with the client id."""
+    """Translate errors of aiokafka and of the socket in the block, with `where` before the message.
+
+    A note with the client id is added to them. Penstock's own errors get the note if they have none.
+    """
     note = f"client {client_id}"
     try:
         yield

@@ -63,7 +63,10 @@ class Compression(NamedTuple):
 
 
 def compression_of(name: str, level: int | None = None) -> Compression:
-    """Return the compression of record batches with this name (Kafka's), at this level (None: the default)."""
+    """Return the compression with this Kafka name, such as `gzip`.
+
+    A `level` of None means the default of Java's producer. `snappy` and `none` ignore the level.
+    """
     if name == "gzip":
         encode = partial(gzip_encode, compresslevel=GZIP_LEVEL if level is None else level)
         return Compression(DefaultRecordBatch.CODEC_GZIP, encode)

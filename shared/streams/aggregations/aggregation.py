@@ -57,7 +57,7 @@ class Column(NamedTuple):
 
 
 class Aggregation(ABC, Generic[State]):
-    """One named result of a windowed aggregate; see the module's docstring."""
+    """Computes one result from the records of a window, or of a key without windows."""
 
     function: str
     field: str | None = None
@@ -91,7 +91,7 @@ class Aggregation(ABC, Generic[State]):
 
     @abstractmethod
     def add(self, state: State, value: Any) -> State:
-        """Return the state with one more record's value. If the value is invalid, raise DataError before any change."""
+        """Return the state with one more record's value. An error is raised before the state is changed."""
 
     def add_at(self, state: State, value: Any, timestamp_ms: int) -> State:
         """As `add`, with the record's timestamp, for aggregations that depend on it."""
@@ -384,13 +384,15 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
 class Aggregate(Aggregation[Any]):
     """An aggregation by a user's initializer, aggregator and merger, as in Kafka Streams. The state is kept as JSON.
 
-    `state_type` is the type as which a restart reads the state. A state that a function returns is encoded and decoded
-    at once, and the decoded copy is the state, so a restart changes nothing. `add` and `merge` raise DataError if the
-    copy does not equal what the function returned.
+    A restart decodes the state as `state_type`. A state that a function returns is encoded and decoded at once, and the
+    decoded copy is the state, so a restart changes nothing. `add` and `merge` raise DataError if the copy does not
+    equal what the function returned.
 
-    The initializer is called once, here. Raises ConfigError if it raises, or if a restart would change its state.
+    The constructor calls the initializer once. It raises ConfigError if the initializer raises, or if the initial state
+    cannot be restored unchanged.
 
-    The functions get copies of the state, so they may change them. The result is plain JSON, also with a `state_type`.
+    The functions get copies of the state, so they may change them. With a `state_type` too, the result is a value of
+    JSON's own types, such as dict and list.
     """
 
     function = "aggregate"

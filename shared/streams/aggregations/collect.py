@@ -71,7 +71,7 @@ class _Collect(OfField[Collected]):
 
 
 class CollectList(_Collect):
-    """The first `limit` values of a field, in order of arrival.
+    """At most `limit` values of a field, in order of arrival. When sessions are merged, the earlier one's come first.
 
     The state's column `n` counts all values, including those beyond the limit.
     """
@@ -84,9 +84,10 @@ class CollectList(_Collect):
 
 
 class CollectSet(_Collect):
-    """The first `limit` different values of a field, in the order of their first arrival.
+    """At most `limit` different values of a field, in the order of their first arrival.
 
-    Two values are equal if their JSON is equal. The state's column `n` counts all records that had a value.
+    When sessions are merged, the values of the earlier session come first. Two values are equal if their JSON is
+    equal. The state's column `n` counts all records that had a value.
     """
 
     function = "collect_set"

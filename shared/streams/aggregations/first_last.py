@@ -104,7 +104,7 @@ class _FirstOrLast(OfField[TimedValue]):
 
 
 class First(_FirstOrLast):
-    """A field's value in the record with the lowest timestamp."""
+    """The value of a field with the lowest timestamp, or the first to arrive with it; None is skipped."""
 
     function = "first"
 
@@ -113,7 +113,7 @@ class First(_FirstOrLast):
 
 
 class Last(_FirstOrLast):
-    """A field's value in the record with the highest timestamp."""
+    """The value of a field with the highest timestamp, or the last to arrive with it; None is skipped."""
 
     function = "last"
 

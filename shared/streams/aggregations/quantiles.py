@@ -24,7 +24,7 @@ RANKS = (0.5, 0.9, 0.99)
 
 
 class Quantiles(OfField["Sketch"]):
-    """The quantiles of a number field at the given ranks, as a list in the order of `ranks`."""
+    """Estimated quantiles of a number field, as a list in the order of `ranks`; None without a value."""
 
     function = "quantiles"
     in_place = True

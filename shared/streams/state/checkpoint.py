@@ -10,7 +10,7 @@ from penstock.shared.streams.changelog.format import Progress
 
 
 class CommitPosition(NamedTuple):
-    """The position of a commit in the changelog; see `Checkpoint`."""
+    """Where a commit ends in the changelog. The fields are those of `Checkpoint`."""
 
     topic_id: str | None
     covered_offset: int

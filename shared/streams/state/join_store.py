@@ -43,7 +43,7 @@ class JoinRow:
 
 
 class JoinStore(RowStore[JoinRow]):
-    """Rows in dicts and lists. The owner calls `check` before it puts a row."""
+    """The rows of one side of a stream join, in memory. The owner calls `check` before `put`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

@@ -54,8 +54,8 @@ class TableRow:
 class KeyValueStore(RowStore[TableRow], Generic[K, V]):
     """A table's rows by key; a user's processor may read and write them.
 
-    Keys are text, or bytes without `text_keys`. As in the changelog, a text and its UTF-8 bytes are the same key. Every
-    call raises DataError for a key that is neither text nor bytes.
+    Keys are text, or bytes without `text_keys`. As in the changelog, a text and its UTF-8 bytes are the same key.
+    `get`, `put` and `delete` raise DataError for a key that is neither text nor bytes.
     """
 
     def __init__(self, name: str, *, text_keys: bool = True) -> None:

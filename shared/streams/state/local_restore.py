@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Overtaken(Exception):
-    """The state on disk has commits of an owner that another one had overtaken before."""
+    """The state on disk has commits that its owner wrote after another owner had taken over the partition."""
 
 
 def continue_from_local_state(

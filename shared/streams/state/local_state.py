@@ -92,7 +92,7 @@ class LocalState:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The progress of the changelog on disk."""
+        """Which changelog records are in the rows on disk; None while the rows are incomplete."""
         return self.db.checkpoint
 
     def begin(self, schemas: Sequence[StoreSchema]) -> None:
@@ -167,7 +167,7 @@ class LocalState:
     # --- committing ---
 
     def prepare(self, entries: Iterable[tuple[bytes | None, bytes]], progress: Progress) -> None:
-        """Keep the changelog entries of a commit, without its progress record."""
+        """Keep the row changes of a commit until `confirm`. `entries` are its live, deleted and final entries."""
         rows: dict[RowId, StoredRow | None] = {}
         for key, value in entries:
             entry = fmt.decode_entry(value)

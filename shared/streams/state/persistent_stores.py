@@ -126,7 +126,7 @@ class PersistentStore(ABC, Generic[CacheT]):
 
     @property
     def due_ms(self) -> int:
-        """Rows that end before this are in memory, or removed."""
+        """The end up to which the index on disk was searched for due rows."""
         return self._due.to_ms
 
     @property
@@ -141,7 +141,7 @@ class PersistentStore(ABC, Generic[CacheT]):
     def rows(self) -> Iterator[StateStoreRow]:
         """Yield all live rows, in no order.
 
-        Rows may be added or changed during the iteration. In a store of windows, none may be removed.
+        A table's rows may be added, changed or removed during the iteration.
         """
         return chain(self._cache.rows(), self.rows_on_disk(without=self.keys_in_memory()))
 
@@ -163,8 +163,7 @@ class PersistentStore(ABC, Generic[CacheT]):
     def rows_of(self, key: Any) -> Sequence[Any]:
         """Return the key's live rows in order of start. A key that is not in memory stays on disk.
 
-        Queries use this. Keys are evicted only after a commit, so queries of a task that does not commit would fill the
-        memory.
+        Queries use this. If they fetched keys into memory, a task that does not commit could not evict them.
         """
         if key in self._loaded:
             return self._cache.rows_of(key)
@@ -262,7 +261,7 @@ class PersistentStore(ABC, Generic[CacheT]):
         self._account_memory(key, size)
 
     def _fetch_due(self, limit: int) -> None:
-        """Fetch all rows that end before `limit`."""
+        """Fetch the keys of rows that end before `limit`, except those that an earlier search found."""
         for key in self._due.take(self._rows, limit):
             self._fetch_key_rows(self._codec.key_of(key))
 

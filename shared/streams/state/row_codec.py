@@ -32,7 +32,7 @@ class RowCodec:
         return data.decode() if self._is_text else data
 
     def own_key(self, key: Any) -> Any:
-        """Return a key that is text or UTF-8 bytes in the store's type of key, and any other key unchanged."""
+        """Convert text or UTF-8 bytes to the store's type of key. Any other key is returned unchanged."""
         return key_in_store_type(key, self._is_text)
 
     def pack(self, states: Sequence[Any]) -> bytes:

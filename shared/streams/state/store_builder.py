@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoreBuilder:
-    """Builds a store of a topology; it has the metadata for readers of the store's changelog."""
+    """Builds one store of a topology. `schema` describes the store, also to readers of its changelog."""
 
     schema: StoreSchema
     aggregations: tuple[Aggregation[Any], ...] = ()

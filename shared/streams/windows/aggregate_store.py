@@ -74,7 +74,7 @@ class AggregateRows:
 
 
 class AggregateStore(WindowStore, AggregateRows):
-    """The rows in memory."""
+    """The store of an aggregation without windows, in memory: one row for each key."""
 
     def __init__(self, name: str, names: Sequence[str], columns: StateColumns, *, text_keys: bool) -> None:
         super().__init__(name, WindowRule("table"), columns, text_keys=text_keys)

@@ -83,7 +83,7 @@ def _are_bare(data, starts, lengths):
 
 
 def are_bare(strings: PackedBytes) -> bool:
-    """Return whether all strings need no escape in JSON: printable ASCII, without a quote or a backslash.
+    """Return whether all strings are printable ASCII without a quote or a backslash. JSON never escapes these.
 
     >>> are_bare(PackedBytes.of([b"ann", b""])), are_bare(PackedBytes.of([b'"'])), are_bare(PackedBytes.of([b"\\xc3"]))
     (True, False, False)
@@ -113,8 +113,8 @@ def json_texts(values: Sequence[Any] | NDArray[Any]) -> PackedBytes:
 def json_key_texts(keys: PackedBytes, keys_of: Callable[[PackedBytes], Sequence[Any]]) -> tuple[PackedBytes, bool]:
     """Return record keys as JSON, and whether all of them lack their quotes. `keys_of` decodes raw keys.
 
-    If the keys are strings and none of them needs an escape, they are returned as they are, without quotes. Otherwise
-    each key is complete JSON.
+    If the keys are text and `are_bare` is true of them, they are returned as they are, without quotes. Otherwise each
+    key is complete JSON.
     """
     named = keys_of(keys[:1])
     if named and isinstance(named[0], str) and are_bare(keys):

@@ -644,7 +644,7 @@ def close_due(
     index, retains, moves, base, bucket_ms, retained_ms, links, flags, cells, heads, free, ring, heap, dues, pending,
     spare, arena, key_offsets, sizes, closed, deleted, changed, steps, has_objects, meta,
 ):  # fmt: skip
-    """Close the windows that end below the close time, in order of end, start and key.
+    """Close the windows whose last moment is below the close time, in order of end, start and key.
 
     With `retains` a closed window stays for another `retained_ms`, and is removed then. `moves` is True for sessions,
     whose bounds may have changed since the last commit. Return False if an output, `pending` or the heap is full. Then

@@ -206,7 +206,7 @@ def are_ascii(keys: PackedBytes) -> bool:
 
 
 class KeyIndex:
-    """Numbers keys from 0; arrays beside it have `capacity` elements."""
+    """Gives each key a number below `capacity`. The number of a released key is used again."""
 
     def __init__(self) -> None:
         self.capacity = SLOTS_MIN // 2

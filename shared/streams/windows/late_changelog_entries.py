@@ -26,7 +26,7 @@ NO_OFFSET = -1
 
 @dataclass(frozen=True, slots=True)
 class LateRows:
-    """Late records of one store in order, as columns."""
+    """The records of one store that missed windows, in order, as columns."""
 
     store: str
     keys: PackedBytes
@@ -61,7 +61,7 @@ class LateRows:
 
 
 def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int, commit: int) -> EntryColumns:
-    """Return the entries of late records, in order."""
+    """Return the changelog entries of records that missed windows, in order."""
     if all(isinstance(column, np.ndarray) for column in rows.states) and rows.has_state.all():
         head = ENVELOPE.pack(FORMAT_VERSION, LATE, number, epoch, commit)
         # Rows that missed the same number of windows have entries of one size, which are packed in one array. The last

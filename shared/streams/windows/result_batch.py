@@ -135,7 +135,7 @@ class ResultBatch:
         return self.windows.keys.at(self._order)
 
     def timestamps(self) -> Int64Array:
-        """Return each result's event time in ms: that of the window's latest record if it is kept, else its end."""
+        """Return each result's timestamp in ms: a session's end, otherwise the highest timestamp of its records."""
         return np.asarray(self._result_timestamps()[self._order])
 
     def _result_timestamps(self) -> Int64Array:

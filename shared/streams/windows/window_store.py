@@ -41,7 +41,7 @@ ROWS_AT_ONCE = 1_000
 
 
 class LiveWindow(NamedTuple):
-    """One live window; its kind defines its bounds (ms).
+    """One live window, with its bounds in ms. Only tumbling and hopping windows exclude `end`.
 
     A sliding window may be `closed`, but retained because later windows may begin with a copy of its states.
     """
@@ -69,7 +69,7 @@ class BatchOutcome:
     """The number of windows that all records together missed; always 0 for sessions."""
     closed: WindowColumns
     closed_by: Int64Array
-    """The index of the record that closed each window of `closed`."""
+    """The index of the record that closed each window of `closed`; NONE if `advance` without a record did."""
     updates: WindowColumns
     updates_by: Int64Array
     """The index of the record that caused each update."""
@@ -109,14 +109,14 @@ class WindowStore:
 
     @property
     def stream_time_ms(self) -> int:
-        """The highest timestamp of a record that was not skipped, or time passed to `advance`; -1 before the first."""
+        """The highest timestamp of a record that the store took, or time set by `advance` or `begin`; -1 at first."""
         return int(self.table.meta[k.STREAM_TIME])
 
     @property
     def close_time_ms(self) -> int | None:
         """The close time: windows whose last moment is below it are closed. It never goes back.
 
-        None before the first record that is not skipped or call of `advance`, and always for a store without windows.
+        It is None until a record, `advance` or `begin` sets it. A store without windows never has one.
         """
         time_ms = int(self.table.meta[k.CLOSE_TIME])
         return None if time_ms == NO_CLOSE_TIME else time_ms
@@ -287,7 +287,7 @@ class WindowStore:
     # --- windows as objects ---
 
     def key_of(self, raw: bytes) -> str | bytes:
-        """Return a key as records have it."""
+        """Return a key as text if the store's keys are text. Bytes that are not UTF-8 remain bytes."""
         if not self._text_keys:
             return raw
         try:
@@ -348,11 +348,11 @@ class WindowStore:
     # --- changes for a commit ---
 
     def finals(self) -> WindowColumns:
-        """Return the windows that were closed."""
+        """Return the windows that were closed since the last commit."""
         return WindowColumns.joined(self._finals, self.columns.types)
 
     def live(self) -> WindowColumns:
-        """Return the live windows that changed."""
+        """Return the live windows that have changed since the last commit."""
         return self._window_columns(self.table.changed_rows())
 
     def deleted(self) -> tuple[PackedBytes, Int64Array]:

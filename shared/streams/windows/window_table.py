@@ -206,7 +206,7 @@ class WindowTable:
         return np.asarray(rows[is_moved | (cells[:, k.END] != cells[:, k.SHOWN_END])])
 
     def committed(self) -> None:
-        """Mark the changes as committed, and release keys without a window."""
+        """Mark the changes as committed. Release the numbers of keys without a window if there are many."""
         listed = self.changed[: self.meta[k.CHANGED]]
         rows = self.changed_rows()
         # Also of rows that were removed, because they are used again for other windows.
@@ -290,7 +290,7 @@ class WindowTable:
         self._sweep_many()
 
     def _sweep_many(self) -> None:
-        """Free the removed rows if they outnumber the live ones."""
+        """Free the removed rows if they outnumber the live ones by more than REMOVED_MIN."""
         # Removed rows wait in the wheel for their bucket. Many of them, for example after a restore, would make the
         # table grow.
         removed = len(self.flags) - int(self.meta[k.FREE]) - len(self)

@@ -127,7 +127,7 @@ def parse(data: bytes | None) -> BrokerBatch:
 
 
 def assign_offset(batch: BrokerBatch, offset: int, leader_epoch: int) -> BrokerBatch:
-    """The batch with the offset and leader epoch of its position in the log."""
+    """Set the batch's offsets and leader epoch, also in its bytes. Returns the same batch."""
     head = PREFIX.pack(offset, len(batch.data) - LENGTH_AT, leader_epoch)
     batch.data = head + batch.data[PREFIX.size :]
     batch.base_offset = offset
@@ -136,7 +136,7 @@ def assign_offset(batch: BrokerBatch, offset: int, leader_epoch: int) -> BrokerB
 
 
 def stamp(batch: BrokerBatch, now_ms: int) -> BrokerBatch:
-    """The batch under LogAppendTime: all its records have the time `now_ms`."""
+    """Set the time of all records of the batch to `now_ms`, as for LogAppendTime. Returns the same batch."""
     batch.attributes |= TIMESTAMP_TYPE_MASK
     batch.max_timestamp = now_ms
     covered = STAMP.pack(batch.attributes, batch.count - 1, batch.base_timestamp, now_ms)

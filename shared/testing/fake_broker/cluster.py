@@ -133,10 +133,10 @@ class FakeCluster:
     def control(
         self, api: Api | None, hook: Hook | Action, *, times: int | None = None, node: int | None = None
     ) -> Control:
-        """Pass every request of an API, or of all APIs if `api` is None, to a hook.
+        """Pass the requests of an API, or of all APIs if `api` is None, to a hook.
 
-        Instead of a hook, pass an action that every request gets. The hook is removed after `times` actions. With
-        `node`, only requests to that node are passed to the hook.
+        A request on which an earlier hook acts is not passed on. Instead of a hook, pass an action for these requests.
+        The hook is removed after `times` actions. With `node`, only requests to that node are passed to the hook.
         """
         return Control(self._controls, api, hook, times, node)
 

@@ -4,7 +4,7 @@ A hook sees a request before the broker does and returns an action. If it return
 hook or to the broker. `times` counts a hook's actions, not its calls. Several hooks are called in the order in which
 they were added.
 
-A Kafka broker processes one request of a connection at a time. So a request without a response blocks its connection:
+A Kafka broker processes one request of a connection at a time. So a dropped request (`Drop`) blocks its connection:
 later requests on that connection get no response either, until the client closes the connection.
 """
 

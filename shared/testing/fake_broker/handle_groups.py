@@ -88,7 +88,10 @@ def leave_group(state: ClusterState, request: Request) -> Response:
 def commit_one(
     state: ClusterState, code: ErrorCode, into: dict[TopicPartition, Committed], tp: TopicPartition, row: Message
 ) -> Message:
-    """Commit one offset, or return the error code."""
+    """Put one offset into `into`, unless it is rejected or `code` is an error.
+
+    Returns the partition's row of the response.
+    """
     metadata = row.metadata or ""
     if code is ErrorCode.NONE and state.partition(tp) is None:
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

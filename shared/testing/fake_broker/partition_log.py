@@ -7,7 +7,7 @@ the response lists the aborted transactions in the returned range.
 An idempotent producer numbers its records. The partition appends a batch whose sequence number follows the last one. If
 the batch is one of the producer's last five, the partition repeats its earlier response. It rejects any other sequence
 number. With a newer epoch the numbers start at zero; an older epoch is fenced. If the partition does not know the
-producer (its records may be deleted), it accepts any number. An example, with batches of ten:
+producer, it accepts any number. An example, with batches of ten:
 
     sequence 0 -> appended;  10 -> appended;  10 again -> the offset of the first 10;  30 ->
     OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -200,7 +200,7 @@ class PartitionLog:
         return found
 
     def readable(self, *, committed: bool) -> list[BrokerBatch]:
-        """The batches with records; with `committed`, without open and aborted transactions."""
+        """The batches without control batches; with `committed`, only those that `read_committed` returns."""
         end = self.last_stable_offset if committed else self.end_offset
         aborted = self._aborted if committed else []
         return [
@@ -263,7 +263,7 @@ class PartitionLog:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """A batch in its position."""
+    """The position of an appended batch in the log, its append time, and its sequence numbers."""
 
     base_sequence: int
     last_sequence: int

@@ -59,7 +59,7 @@ class Api(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """Kafka's error codes that the fake broker returns, or that a test may need."""
+    """Error codes of Kafka, by Kafka's names."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -129,7 +129,7 @@ class ErrorCode(IntEnum):
 
 @dataclass(frozen=True)
 class SupportedApi:
-    """An API that the fake broker supports: its versions, and the tables of its request and response."""
+    """An API that the fake broker supports: its versions, and the schemas of its request and response."""
 
     api: Api
     min_version: int

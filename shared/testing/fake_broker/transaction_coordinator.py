@@ -12,8 +12,7 @@ EndTxn is answered once the end is prepared. Writing the markers takes `completi
 request sees a Prepare state. While the markers are written, the producer's InitProducerId, AddPartitionsToTxn,
 AddOffsetsToTxn and repeated EndTxn are answered with CONCURRENT_TRANSACTIONS.
 
-A producer that was fenced only by the timeout may request the new epoch, and continue (KIP-588). A producer that was
-fenced by another producer may not.
+A producer that was fenced only by the timeout may request the new epoch, and continue (KIP-588).
 
 If a producer repeats EndTxn with the same result after the markers are written, it gets the same response as the first
 time.
