@@ -1,7 +1,7 @@
 """A connector's process: a worker for one connector and its tasks, controlled by the parent worker.
 
 The process has its own clients, reads and writes the offset topic itself, and restarts failed tasks as any worker
-does. Its argument is the child's end of a socket pair. When the other end is closed, or the parent worker ends, the
+does. Its argument is the file descriptor of its socket. When the other end is closed, or the parent worker ends, the
 process stops its tasks and its connector, and exits. If that takes too long, the process is killed: by the parent
 worker, or by its guard (`child_guard`) if the parent has ended. The process ignores SIGINT and SIGTERM, which the
 parent worker handles.

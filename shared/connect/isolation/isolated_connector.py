@@ -140,7 +140,8 @@ class IsolatedConnector:
     def stalled_ms(self, id: Id, now_ms: int) -> int:
         """Return how long a part has been inside one call of the connector's code, as `Worker.stalled_ms` does.
 
-        If no metrics arrive, one call blocks the event loop of the process, and so all parts.
+        The result includes the time since the process last sent a message. If it sends none, one call blocks its event
+        loop, and so all parts.
         """
         if self._process is None:
             return 0

@@ -52,7 +52,7 @@ class IsolatingWorker(Worker):
         await asyncio.gather(*(self._stop_parts(name, ()) for name in tuple(self._isolated)))
 
     def set_level(self, name: str, level: str) -> None:
-        """Set a logger's level in every process, also in future ones."""
+        """Set a logger's level in the processes of the isolated connectors, also in future ones."""
         self._levels.pop(name, None)
         self._levels[name] = level
         for isolated in self._isolated.values():
@@ -163,7 +163,7 @@ class IsolatingWorker(Worker):
             self._restarts.forget(name)
 
     async def _request_once(self, command: Message) -> Any:
-        """Return the response of a process that ends after it."""
+        """Run one command in a process of its own, and return its result. The process is then killed."""
         name = command["config"].get("name", "")
         process = ConnectorProcess(name, self._first_message_to_child(name), self.graceful_timeout_ms)
         try:

@@ -144,7 +144,7 @@ class AbstractWorkerSourceTask(WorkerTask):
 
     @abstractmethod
     def _record_skipped(self, record: SourceRecord, token: object) -> None:
-        """Called when Kafka rejected the record and the error is tolerated."""
+        """Called when the record could not be written to Kafka, and the error is tolerated."""
 
     @abstractmethod
     async def _record_dropped(self, record: SourceRecord) -> None:
@@ -164,7 +164,7 @@ class AbstractWorkerSourceTask(WorkerTask):
 
     @abstractmethod
     async def _batch_sent(self) -> None:
-        """Called after each poll when all its records, if there are any, were handed to the producer."""
+        """Called after each poll, when none of its records is left to send."""
 
     @abstractmethod
     async def _before_loop(self) -> None:
@@ -339,7 +339,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         waiting.records += 1
 
     def _count_down_waiting_records(self, destination: Destination) -> None:
-        """Count a record down that is in Kafka, was rejected or was taken back."""
+        """Count one record less for this destination, and put off the look-up of its topic."""
         waiting = self._waiting[destination]
         waiting.records -= 1
         waiting.due_ms = self._clock.monotonic_ms() + self.parts.topic_wait_ms

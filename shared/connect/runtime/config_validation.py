@@ -139,7 +139,10 @@ def _with_files_checked(
 
 
 def _wrong_overrides(plugin: type[Connector], props: Mapping[str, str], worker: Mapping[str, Any]) -> list[ConfigValue]:
-    """Return the overrides that the worker's policy rejects, and one invalid override of each producer or consumer."""
+    """Return the client overrides that the worker's policy rejects, and those that are invalid.
+
+    Invalid overrides are found for the producer, and for the consumer of a sink: at most one for each.
+    """
     policy = str(worker.get("connector.client.config.override.policy", "All"))
     found = []
     is_sink = issubclass(plugin, SinkConnector)

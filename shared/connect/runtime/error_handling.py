@@ -80,7 +80,7 @@ class ErrorSettings:
 
     @property
     def reports(self) -> bool:
-        """Return whether an errant record is handled in any other way than by failing the task."""
+        """Return whether errors are tolerated, logged or sent to the DLQ. Then a sink task gets an error reporter."""
         return self.tolerate or self.log or bool(self.dead_letter_topic)
 
 
@@ -177,7 +177,7 @@ class RetryWaits:
         self._logged_ms = None
 
     def end(self) -> None:
-        """Record that the operation is done, or has failed for good."""
+        """Record that the operation no longer waits."""
         self.since_ms = None
 
     def failed(self, what: str, error: Exception, now_ms: int) -> None:
@@ -194,8 +194,8 @@ class RetryWaits:
             )
 
     async def wait_for(self, what: Awaitable[T]) -> T:
-        """Await an awaitable and return its result. If the task is to stop or pause meanwhile, cancels it and
-        raises Interrupted."""
+        """Await an awaitable and return its result. If the task is to stop or pause meanwhile, cancel the awaitable
+        and raise Interrupted."""
         doing = asyncio.ensure_future(what)
         try:
             while not doing.done():

@@ -3,10 +3,10 @@
 A dead letter is the record as it was read: key, value, headers and timestamp. If
 `errors.deadletterqueue.context.headers.enable` is set, ten headers that describe the failure follow. Their values are
 UTF-8 text. Until a sink task's offsets are committed, `RawRecords` keeps the records as they were read, up to
-`CACHED_BYTES_MAX`.
+`CACHED_BYTES_MAX`. The dead letter of a record that is no longer kept is converted from its `SinkRecord`.
 
-The task does not wait until a dead letter is stored. It waits before offsets are committed, so that no dead letter is
-lost if the worker ends. If a dead letter cannot be written, the task fails.
+Dead letters are stored in the background. Before offsets are committed, the task waits for them, so that none is lost
+if the worker ends. If a dead letter cannot be written, the task fails.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ class ErrorReporters:
         return f"<ErrorReporters {self._id}, {len(self._pending)} dead letters pending>"
 
     async def start(self) -> None:
-        """Create the dead-letter topic with one partition if it does not exist."""
+        """Create the dead-letter topic with one partition if it does not exist, and start the producer.
+
+        Does nothing without a dead-letter topic.
+        """
         if self._producer is None or self._admin is None:
             return
         async with self._admin:

@@ -1,8 +1,8 @@
 """A source task under exactly-once: its records and their offsets are in one transaction.
 
 Each instance of a task has the same transactional id. A new instance therefore fences the old one before it reads the
-offsets. A transaction begins with its first record. If Kafka rejects a record, the task fails, even under
-`errors.tolerance=all`. The next instance continues from the offsets of the last committed transaction.
+offsets. If a record cannot be written, the task fails, even under `errors.tolerance=all`. The next instance continues
+from the offsets of the last committed transaction.
 
 If the connector's task aborts a transaction itself, the records are not committed. Their offsets are still committed,
 in a separate transaction, so that the records are not read again.
@@ -181,7 +181,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         await self._log_commit_error("commit", self._call_task(self.task.commit))
 
     async def _abort_transaction(self) -> None:
-        """Abort the transaction: none of its records is written."""
+        """Abort the open transaction, if there is one, and clear `send_error`."""
         if self._open:
             await self.producer.abort_transaction()
             self._open = False

@@ -132,7 +132,7 @@ class Plugins:
         return found or _import_plugin_class(name, KINDS[kind])
 
     def any_kind(self, name: str) -> type | None:
-        """Return a plugin of any kind, for `GET /connector-plugins/{name}/config`."""
+        """Return the first plugin with this name, in the order of `KINDS`, or None."""
         return next((found for kind in KINDS if (found := self.find(kind, name)) is not None), None)
 
     def converter_class(self, name: str) -> type | None:

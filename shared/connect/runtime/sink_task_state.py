@@ -165,7 +165,7 @@ class SinkTaskState:
         return {tp: offset.offset for tp, offset in self.last_committed.items()}
 
     def next_commit_in_ms(self, now_ms: int) -> int:
-        """Return the ms until the interval is over."""
+        """Return the ms until the next scheduled commit, or 0 if it is due."""
         return max(0, self._next_commit_ms - now_ms)
 
     # Polls

@@ -32,7 +32,7 @@ class State(Enum):
 
 
 class TargetState(Enum):
-    """The requested state: run, pause (its tasks keep their resources), or stop (it has no tasks then)."""
+    """The requested state of a connector: started, paused (its tasks keep their resources), or stopped (no tasks)."""
 
     STARTED = "STARTED"
     PAUSED = "PAUSED"

@@ -17,11 +17,11 @@ class StatusListener(Protocol):
     """Is called at each event of a connector or task."""
 
     def on_event(self, id: Id, event: Event, trace: str | None = None) -> None:
-        """Called after the event. `trace` is the error of a failure with its traceback."""
+        """Called when the worker reports an event. `trace` is the error of a failure with its traceback."""
         ...
 
     def on_topic_used(self, id: ConnectorTaskId, topic: str) -> None:
-        """Called when the task has polled records of the topic, or has passed one to the producer.
+        """Called after a sink task has read records of the topic, or a source task has passed one to the producer.
 
-        A task calls it for every batch, so it must be fast."""
+        Calls are as frequent as batches, so the method must be fast."""
         ...

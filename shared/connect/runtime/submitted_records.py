@@ -64,7 +64,7 @@ class SubmittedRecord:
         return f"<SubmittedRecord {self.offset} {'acked' if self.acked else 'pending'}>"
 
     def ack(self) -> None:
-        """Report that Kafka has the record."""
+        """Report that the record is no longer pending: it is in Kafka, or is skipped."""
         if not self._settled:
             self._settled = True
             self.acked = True
@@ -103,7 +103,10 @@ class SubmittedRecords:
         return record
 
     def committable(self) -> Committable:
-        """Remove the acknowledged records at the head of each queue, and return the last offset of each."""
+        """Remove the acknowledged records before the first pending one of each source partition.
+
+        Returns the offset of the last removed record of each partition that had such records.
+        """
         result = Committable()
         for key, queue in list(self.queues.items()):
             last = None

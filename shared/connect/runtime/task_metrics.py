@@ -105,7 +105,7 @@ class TaskMetrics:
         entry[2] = max(entry[2], ms)
 
     def sized(self, name: str, count: int) -> None:
-        """Record the number of records of one batch or transaction."""
+        """Record a number of records, for the average and the maximum of the metric `name`."""
         entry = self._sizes[name]
         entry[0] += 1
         entry[1] += count
@@ -115,7 +115,7 @@ class TaskMetrics:
             self._values[f"{name}_min"] = count if entry[0] == 1 else min(self._values[f"{name}_min"], count)
 
     def active(self, count: int) -> None:
-        """Set the number of records that were submitted but are not in Kafka (source), or not yet put (sink)."""
+        """Set the number of records in progress: not yet acknowledged or committed (source), or not yet put (sink)."""
         self.set(f"{self.kind}_record_active_count", count)
         self.sized(f"{self.kind}_record_active_count", count)
 

@@ -1,6 +1,6 @@
-"""The thread of one task or connector. Its `def` methods run there, as all methods do in Kafka Connect.
+"""A thread in which the worker calls `def` methods of one task or connector, so that they may block.
 
-A method that blocks therefore delays no other task. `async def` methods run on the worker's event loop.
+A method that blocks there delays no other task. `async def` methods run on the worker's event loop.
 
 The thread is a daemon thread. The interpreter waits at its end for the threads of a ThreadPoolExecutor, and a call that
 never returns would keep the process from ending.
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 
 class TaskThread:
-    """Calls the methods of one task or connector: `def` methods one after another, in the thread.
+    """Calls methods of one task or connector, as `call` describes. The thread runs one call at a time.
 
-    The thread starts with the first `def` method.
+    It starts with its first call.
     """
 
     def __init__(self, name: str = "task") -> None:
@@ -55,8 +55,8 @@ class TaskThread:
         """Call a method and return its result. If `like` is given, that method decides where `method` runs.
 
         A `def` method runs in the thread. If the caller is cancelled, a call that has begun continues. An `async def`
-        method runs on the event loop when the calls in the thread have returned. A default method, which does not
-        block, runs on the event loop at once.
+        method runs on the event loop when the calls in the thread have returned. A default method of a base class does
+        not block, and runs on the event loop at once. The default `pre_commit` runs where `flush` does.
 
         Raises ConnectError if the method raises CancelledError and the caller is not cancelled.
         """

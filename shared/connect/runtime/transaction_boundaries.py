@@ -39,7 +39,7 @@ class TransactionBoundary(Protocol):
 
 
 class PollBoundary:
-    """One transaction for each batch."""
+    """Ends the transaction after each poll, and at a pause or stop."""
 
     def after_record(self, record: SourceRecord) -> Ending:
         return Ending.NOT
@@ -52,7 +52,7 @@ class PollBoundary:
 
 
 class IntervalBoundary:
-    """One transaction for each interval; with an interval of 0 one for each batch."""
+    """Ends the transaction after a poll if the interval is over, and at a pause or stop."""
 
     def __init__(self, interval_ms: int, now_ms: int) -> None:
         self._interval_ms = interval_ms

@@ -71,7 +71,7 @@ class Worker:
         return f"<Worker {len(self._connectors)} connectors, {len(self._tasks)} tasks>"
 
     async def startup(self) -> None:
-        """Open the offset store."""
+        """Open the offset store, and start to watch for stalled tasks."""
         await self.offsets.start()
         self._stall_watch = asyncio.create_task(self._watch_stalls(), name="stalled tasks")
 

@@ -1,8 +1,8 @@
 """A sink task as the worker runs it: passes records from Kafka to `put`, and commits the offsets that `pre_commit`
 returns.
 
-`SinkTaskState` decides; this class does the I/O. The group rebalances inside polls. A due commit, a pause or a stop
-cancels a poll, but not a call of the rebalance listener that has begun. A lock therefore keeps the loop and the
+`SinkTaskState` decides; `WorkerSinkTask` does the I/O. The group rebalances inside polls. A due commit, a pause or
+a stop cancels a poll, but not a call of the rebalance listener that has begun. A lock therefore keeps the loop and the
 listener from running at the same time. The loop never holds the lock while it polls.
 
 While a conversion waits for long, the loop polls with all partitions paused, so that the task stays in its group. If a

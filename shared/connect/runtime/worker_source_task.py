@@ -1,7 +1,8 @@
 """A source task under at-least-once: records are written first, their offsets later.
 
-Every `offset.flush.interval.ms` the task stores the offsets up to which every record is in Kafka. If that fails, the
-next flush stores them. After the last poll the task waits up to `offset.flush.timeout.ms` for pending records.
+Every `offset.flush.interval.ms` the task stores the source offsets up to which every record is in Kafka or was skipped.
+If that fails, the next flush stores them. After the last poll the task waits up to `offset.flush.timeout.ms` for
+pending records.
 
 When the outcome of a record is known, the connector's `commit_record` is called: before the next poll, or with the next
 flush. After a flush that succeeds, `commit` is called, unless its last call still runs. These calls may have to wait
@@ -65,7 +66,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
                 self._notifier = asyncio.create_task(self._notify_committed(), name=f"committed-{self.id}")
 
     def cancel(self) -> None:
-        """End the task now, as every task, and with it the regular commits."""
+        """Cancel the task and its regular commits."""
         super().cancel()
         for commits in (self._committer, self._notifier):
             if commits is not None:
@@ -110,8 +111,10 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
             await self._log_commit_error("commit_record", self._call_task(self.task.commit_record, record, metadata))
 
     async def commit_offsets(self) -> bool:
-        """Store the offsets up to which all records are in Kafka. Returns False if they were not stored; the next call
-        tries again."""
+        """Store the source offsets up to which every record is in Kafka or was skipped.
+
+        Returns False if they were not stored: the next call stores them. Returns True if there are none.
+        """
         async with self._flushing:
             self.committable = self.committable.updated_with(self.submitted.committable())
             # The task is about to fail. Its last commit stores the offsets before the failed record.

@@ -1,7 +1,7 @@
 """The common base of source and sink tasks, as the worker runs them.
 
 A task runs in a separate asyncio task: it starts, executes until it is stopped, and closes. If an error ends the task,
-its state is FAILED. If the task is cancelled, it ends at once, without a last commit.
+its state is FAILED. A cancelled task makes no last commit.
 """
 
 from __future__ import annotations
@@ -141,7 +141,10 @@ class WorkerTask(ABC):
         return bool(done)
 
     def cancel(self) -> None:
-        """End the task now: running work is cancelled and not awaited, and nothing more is committed or reported."""
+        """Cancel the task without waiting for its end. A call that runs in the task's thread continues.
+
+        From now on the task starts no commit and reports no event.
+        """
         self.stopping = True
         self.cancelled = True
         if self._runner is not None:
@@ -169,7 +172,7 @@ class WorkerTask(ABC):
             self.moved(Event.SHUTDOWN)
 
     def moved(self, event: Event) -> None:
-        """Record and report a change."""
+        """Change the state as an event requires, and report the event unless the task was cancelled."""
         self.state = after(self.state, event)
         self._report_state(event)
 

@@ -169,7 +169,7 @@ class StreamsBuilder:
         - `bytes`: the bytes of the record's value, unchanged,
         - a deserializer. `struct_deserializer(User)` is as `User`, and `json_deserializer` as `dict`. Aggregations
           treat the values of other deserializers as dicts until a `map_values` declares another type. Tables and joins
-          of streams take only plain JSON from them, and raise DataError for any other value.
+          of streams take only plain JSON from them, and reject a record with any other value.
 
         By default, records that cannot be decoded or processed go to the topic `dead_letters`, or `<topic>-dlq` if it
         is None. Late records go to the topic `late`, or `<topic>-late` if it is None.
@@ -990,7 +990,7 @@ class Table(Generic[K, V]):
     store: str
 
     def to_stream(self) -> Stream[K, V | None]:
-        """Return each change of a row as a record; a record without a value is a deletion."""
+        """Return the changes of rows as a stream of records; a record without a value is a deletion."""
         return self.stream
 
 

@@ -1,17 +1,17 @@
 """Joins of two streams: records of one key whose timestamps are within the join window.
 
-A left record at `ts` is joined with every right record of its key from `ts - before_ms` to `ts + after_ms`. Each pair
-is forwarded once, when the second of the two arrives, with the higher of their timestamps. The join has one stream time
-for both sides. A left record is late if stream time has passed its window and the grace. A right record is late if it
-could only be joined with late left records.
+A left record at `ts` matches the right records of its key from `ts - before_ms` to `ts + after_ms`. A pair is
+forwarded once, when the second of the two arrives, with the higher of their timestamps. The join has one stream time
+for both sides. A left record expires when stream time has passed its window and the grace: it is joined with no later
+record. A left record that arrives after that is late. A right record is late if all left records that it could match
+have expired.
 
-In a left join, a left record without a match is forwarded with None once its window and the grace have passed, because
-no match can arrive any more. A left record without a key is forwarded with None at once, and does not advance stream
-time.
+In a left join, a left record without a match is forwarded with None when it expires. A left record without a key is
+forwarded with None at once, and does not advance stream time.
 
-The close time is stream time minus the grace. It decides both which records are late and when a left record is
-forwarded without a match. It never goes back, even if the application restarts with a longer grace. So no record is
-accepted that could match a left record that was already forwarded with None.
+The close time is stream time minus the grace. It decides both which records are late and when left records expire. It
+never goes back, even if the application restarts with a longer grace. So no left record that was already forwarded with
+None is joined later.
 
 >>> JoinWindows.of(10, grace=5)
 JoinWindows(before_ms=10, after_ms=10, grace_ms=5)
@@ -92,7 +92,10 @@ class JoinWindows:
 
 
 class Remembered(NamedTuple):
-    """One record of a side, and whether it has been joined."""
+    """One record of a side, and whether it has been joined.
+
+    Only left records of a left join are marked when a later record matches them.
+    """
 
     value: Any
     joined: bool

@@ -65,7 +65,7 @@ class RowValue(Aggregation[Any]):
 
 
 class TableProcessor(Processor):
-    """Keeps the last value of each key and forwards each change."""
+    """Keeps the last value of each key, and forwards each record that has a key."""
 
     def __init__(self, store_name: str) -> None:
         self.store_name = store_name

@@ -1,10 +1,10 @@
 """Tracks whether a task is calling user code, because a processor's context may only be used during such a call.
 
 A processor may pass its context to a thread, an asyncio task or a callback of another library. A record that is
-forwarded from there belongs to no source record and to no commit, so it would be lost or duplicated. Therefore the
-context checks `is_in_callback` before it acts. The decorator `in_callback` names the methods of a task that call user
-code, except `close`, after which no commit follows. For code that was started during such a call and runs after it,
-`is_in_callback` is False.
+forwarded from there belongs to no source record and to no commit, so it would be lost or duplicated. Therefore
+`forward` and `schedule` of the context check `is_in_callback`. The decorator `in_callback` names the methods of a task
+that call user code, except `close`, after which no commit follows. For code that was started during such a call and
+runs after it, `is_in_callback` is False.
 
 >>> @in_callback("process")
 ... class Task:

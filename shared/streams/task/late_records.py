@@ -184,7 +184,7 @@ def _send_current_record_as_late(
 
 
 def _count_late_records(task: TaskContext, records: int) -> None:
-    """Count late records; the log has the record's coordinates in its first source topic."""
+    """Count late records, and keep the current record's coordinates, in its first source topic, for the log."""
     source = task.source_record()
     assert source is not None
     task.late_records += records

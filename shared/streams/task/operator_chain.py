@@ -107,7 +107,10 @@ class OperatorChain:
         return results, is_out, count
 
     def forward(self, record: Record) -> None:
-        """Forward the current record to the aggregation, or its outcome if it has one; raises an error outcome."""
+        """Pass the current record through the chain to the aggregation. If it has an outcome already, use that one.
+
+        An outcome that is an error is raised.
+        """
         metadata = self._task.record_metadata
         assert metadata is not None
         if metadata.offset not in self._outcomes:

@@ -64,7 +64,10 @@ class OperatorTimes:
         self._watermarks.setdefault(topic, {})[watermark.partition] = watermark
 
     def advance(self, ms: int) -> None:
-        """Advance operators that read only sources by `ms`, and the others as far as the limits allow."""
+        """Advance each operator that has had a record.
+
+        It advances by `ms` if no operator and no repartition topic is above it, otherwise to the limit that these set.
+        """
         # Parents come first, so that an operator follows its parents' new times in the same call.
         for operator in self.operators:
             if operator.stream_time_ms == NO_TIME:

@@ -1,12 +1,12 @@
 """The origin of a repartition topic's record: the source record's coordinates and raw key, carried in headers.
 
-A record whose key was changed passes through a repartition topic. The coordinates in that topic mean nothing to the
-user. So a record in a repartition topic carries the coordinates of its source record in headers. Behind several
-repartition topics these are still the coordinates in the first source topic.
+The coordinates of a record in a repartition topic mean nothing to the user. So the record carries the coordinates of
+its source record in headers. Behind several repartition topics these are still the coordinates in the first source
+topic.
 
-A late record or a dead letter behind a repartition topic has the coordinates in that topic, to which it can be
-replayed, and the origin's headers in addition. Its value may differ from the source record's, so it is never replayed
-to the source topic. A record from a punctuation or a commit has no source record, and no such headers.
+If a record of a repartition topic is late or becomes a dead letter as a whole, it has its coordinates in that topic, to
+which it can be replayed, and the origin's headers in addition. Its value may differ from the source record's, so it is
+never replayed to the source topic. A record from a punctuation or a commit has no source record, and no such headers.
 
 >>> source = ConsumerRecord("orders", 3, 17, 5, b"order-1", b"{}", (("trace", b"a"),))
 >>> again = ConsumerRecord("app-by-user-repartition", 0, 2, 5, b"ann", b"{}", source.headers + origin_headers(source))
@@ -44,14 +44,14 @@ def origin_headers(record: ConsumerRecord) -> Headers:
 
 
 def without_origin_headers(headers: Headers) -> Headers:
-    """Return only the headers that the user set."""
+    """Return the headers without those that carry an origin."""
     return tuple(header for header in headers if not header[0].startswith(PREFIX))
 
 
 def original_record(record: ConsumerRecord) -> ConsumerRecord:
-    """Return a repartition topic's record with its source record's coordinates and key; unchanged without headers.
+    """Return a repartition topic's record with its source record's coordinates and key, without the origin's headers.
 
-    The key is None if it was not carried.
+    The key is None if it was not carried. A record without an origin is returned unchanged.
     """
     headers = dict(record.headers)
     topic = headers.get(TOPIC)

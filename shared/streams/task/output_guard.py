@@ -3,8 +3,8 @@
 Before a store takes the current record, an error rejects the whole record (`stream_task`). Behind a store, and in a
 punctuation or a commit, that is impossible: the store has counted the record, and a closed window stays closed. There
 the output is dropped: the record that the failing node was given, and everything that the node forwarded for it. The
-error handlers decide what else happens. With `continue` the output is counted. With `dead_letter` it is counted and
-written to the dead-letter topic (`output_dead_letter`). Other outputs are not affected. With `fail` the task ends.
+error handlers (`error_handlers`) decide whether the output is only counted, also becomes a dead letter
+(`output_dead_letter`), or ends the task. Other outputs are not affected.
 
 The task also ends if a node raises after it, or a node below it, has changed a store: half of a change can be neither
 kept nor undone. A punctuator that raises is an exception: what it stored and forwarded before the error stays, unless
@@ -115,7 +115,7 @@ class OutputGuard:
         """Whether in the present punctuation a node has raised after it, or a node below it, had changed a store."""
 
     def forward(self, edge: Edge, record: Record) -> None:
-        """Give a record to the child; handles an error behind a store."""
+        """Give a record to the child. Handle the child's error if no source record can be rejected because of it."""
         task = self.task
         if not self._is_record_kept():
             # No store has taken the record. An error rejects it as a whole (`StreamTask._process_record`).

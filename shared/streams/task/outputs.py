@@ -25,7 +25,7 @@ from penstock.shared.streams.changelog.entry_columns import EntryColumns
 
 @dataclass(slots=True)
 class OutputColumns:
-    """Encoded outputs for one topic, in order: results of windows, or late records. `timestamps` are in ms.
+    """Encoded outputs for one topic, in order: results of an aggregation, or late records. `timestamps` are in ms.
 
     If `source_keys` are given, they choose the `partitions` instead of the keys. `headers` is None if no output has
     headers.

@@ -157,7 +157,7 @@ class ProcessorNodes:
         )
 
     def writers(self, name: str) -> list[SinkNodeWriter]:
-        """Return the sinks below a node."""
+        """Return the writers of the sinks among a node's children."""
         return [self._sinks[child] for child in self.topology.children[name] if child in self._sinks]
 
     def forward_to(self, name: str) -> Forward:
@@ -183,7 +183,7 @@ class ProcessorNodes:
         return found
 
     def is_sink_error(self, error: BaseException) -> bool:
-        """Return whether a sink node raised the error, while it serialized or routed a record."""
+        """Return whether a sink node raised the error."""
         return self.node_of(error) in self._sinks
 
     def close(self, partition: int) -> None:
@@ -337,7 +337,7 @@ class NodeContext:
         return np.full(count, offset, np.int64)
 
     def _is_source_record(self) -> bool:
-        """Return whether the record that the node gets was made from the current source record alone."""
+        """Return whether there is a source record, and no node above has a store, except joins with a table."""
         return self._task.record_metadata is not None and not self._is_behind_store
 
     def takes_time(self, timestamp: int, span_ms: int) -> bool:
@@ -373,8 +373,7 @@ class NodeContext:
     ) -> None:
         """Forward results to all children: as columns if the only child is a sink that can encode them at once.
 
-        `indexes` has for each result the index of the record in `source` that caused it. Without `indexes`, the current
-        record caused all results.
+        `indexes` has for each result the index of the record in `source` that caused it.
         """
         # Columns for a sink need no Python object for each result.
         if len(self._edges) == 1 and self._writers and (encoded := self._writers[0].encode(results)) is not None:

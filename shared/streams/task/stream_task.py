@@ -255,7 +255,10 @@ class StreamTask:
             self.metrics.processed(self._processed_records)
 
     def take_records(self, columns: Columns, forward: Callable[[Record], None] | None = None) -> None:
-        """Process records one by one while there is time; `forward`, by default the nodes, takes decoded records."""
+        """Process records one by one until `has_time` returns False, but at least one record.
+
+        Each decoded record is passed to `forward`; the default is the nodes below the source.
+        """
         source, to_nodes = self._routes[columns.topic]
         for record in self._ahead.records(columns):
             self._process_record(source, forward or to_nodes, record)
@@ -264,7 +267,10 @@ class StreamTask:
                 return
 
     def processed(self, last: ConsumerRecord, count: int) -> None:
-        """Confirm the records up to this one, and evaluate STREAM_TIME punctuation."""
+        """Set the topic's position after this record, and call the STREAM_TIME schedules that are due.
+
+        `count` records were processed since the last call.
+        """
         self.sources[last.topic] = last.offset + 1
         self._processed_records += count
         # No record causes the outputs of a punctuation.
@@ -331,9 +337,10 @@ class StreamTask:
     def _send_to_dead_letters_or_raise(
         self, source: SourceNode, record: ConsumerRecord, stage: str, error: Exception
     ) -> None:
-        """Send a record that no store has taken to the DLQ, skip it, or raise the error, as the error handlers decide.
+        """Send a record that no store has taken to the DLQ, skip it, or raise, as the error handlers decide.
 
-        Errors of the program or the machine are always raised.
+        Under `fail` it raises ProcessingFailed. ConfigError, FatalError, IllegalState and MemoryError are always raised
+        unchanged.
         """
         # The program or the machine is at fault. Each later record would meet the same error, and the whole topic would
         # be sent to the DLQ.
@@ -410,7 +417,7 @@ class StreamTask:
             self.needs_commit = True
 
     def take_watermark(self, topic: str, offset: int, watermark: Watermark) -> None:
-        """Take the watermark of another task, which is at this offset of a repartition topic; no node sees it."""
+        """Take a watermark that was read at this offset of a repartition topic; no node sees it."""
         # A watermark before the position may be older than the present one of its task.
         if offset >= self.sources.get(topic, -1):
             self.times.take(topic, watermark)

@@ -28,7 +28,7 @@ Guarantee = Literal["exactly_once", "at_least_once"]
 
 
 class TaskMark(NamedTuple):
-    """The state of a task before a record or an output; `roll_back` returns to it."""
+    """The numbers of outputs and late records, and stream time, before a record or an output, for `roll_back`."""
 
     outputs: int
     late_records: int
@@ -89,10 +89,13 @@ class TaskContext(Protocol):
         """Return the source of the current record; without one, the first source whose records can reach `node`."""
 
     def take_records(self, columns: Columns, forward: Callable[[Record], None] | None = None) -> None:
-        """Process records one by one."""
+        """Process records one by one until `has_time` returns False, but at least one record."""
 
     def processed(self, last: ConsumerRecord, count: int) -> None:
-        """Confirm `count` records up to this one, and evaluate STREAM_TIME punctuation."""
+        """Set the topic's position after this record, and call the STREAM_TIME schedules that are due.
+
+        `count` records were processed since the last call.
+        """
 
     def half_processed(self, error: Exception) -> ProcessingFailed:
         """Mark the task as failed, because its stores hold half of a record; return the error to raise."""

@@ -1,4 +1,4 @@
-"""The time that a task may use in one turn of its worker, and the number of records in one run.
+"""The time that a sub-topology of a task may use in one turn of its worker, and the number of records in one run.
 
 The worker measures the time (`runtime.turn_time`), because code in `task` never reads a clock.
 """

@@ -1,8 +1,8 @@
 """Aggregation of whole batches: columns go into the store without a Python object for each record.
 
 A source is vectorized if it feeds one aggregation and nothing else (`vectorized_executors`). The keys and values of a
-batch become columns, and a kernel takes them. Results of closed windows are forwarded at the end of the batch. A
-node below the window that may read the time would notice that. Then the source is processed record by record.
+batch become columns, and a kernel takes them. Results of closed windows are forwarded at the end of the batch. If a
+node below the window may read the time, it would notice that, so the source is processed record by record.
 
 A record is processed alone if it cannot be put into columns, for example because its value cannot be decoded, or if it
 may make a state too large. The batch is cut before and after such a record, and where a STREAM_TIME schedule is due.

@@ -34,7 +34,7 @@ class Watermark(msgspec.Struct, frozen=True):
 
 
 def watermark_record(topic: str, to_partition: int, watermark: Watermark) -> ProducerRecord:
-    """Return a watermark as a record of a repartition topic; its timestamp puts it among the records of its time."""
+    """Return a watermark as a record for the partition `to_partition` of a repartition topic."""
     timestamp = 0 if watermark.time_ms == NO_LIMIT else max(0, watermark.time_ms)
     return ProducerRecord(topic, None, None, ((HEADER, msgspec.json.encode(watermark)),), to_partition, timestamp)
 
