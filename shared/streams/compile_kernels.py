@@ -1,4 +1,4 @@
-"""Compiles the kernels before they are needed.
+"""Compiles the kernels (functions over arrays, compiled by numba) before they are needed.
 
 `python -m penstock.shared.streams.compile_kernels` compiles all kernels, including those of the clients. An
 installation or an image runs this command once.

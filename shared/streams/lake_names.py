@@ -23,7 +23,7 @@ _FORBIDDEN = frozenset(" ,;{}()\n\t=/\\")
 
 
 def require_lake_names(stores: Sequence[StoreSchema]) -> None:
-    """Raise ConfigError for a store or an aggregation whose name a table cannot have as a column beside its own."""
+    """Raise ConfigError if the lake's tables cannot have columns named after these stores and their aggregations."""
     require_names_in_lake_table("store", [store.name for store in stores], STATE_COLUMNS, "state")
     for store in stores:
         names = [aggregation.name for aggregation in store.aggregations]

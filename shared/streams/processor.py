@@ -47,7 +47,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
 
     @property
     def deduplicate_updates(self) -> bool:
-        """Whether results on update are reduced to the last per window and commit."""
+        """Whether each commit forwards only the last result of each window or row, for results on update."""
         ...
 
     @property
@@ -60,7 +60,10 @@ class ProcessorContext(Protocol[KForward, VForward]):
 
     @property
     def key_bytes_max(self) -> int:
-        """The maximum bytes of a store's key in a result (`size_limits`); a record whose key exceeds it is rejected."""
+        """The maximum bytes that a key takes in a result, which has the key's JSON twice.
+
+        Aggregations, tables and joins of two streams reject a record whose key exceeds it.
+        """
         ...
 
     @property

@@ -209,7 +209,7 @@ class TaskSchedules:
         return made
 
     def grids_ms(self) -> dict[str, int]:
-        """Return the next due time of each named schedule."""
+        """Return the next due times to commit, by grid. Restored grids without a schedule are included."""
         return self.restored | self.stream_time.grids_ms() | self.wall_clock.grids_ms()
 
 

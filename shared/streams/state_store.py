@@ -27,12 +27,12 @@ class StateStoreRow(Protocol):
 
     @property
     def start(self) -> int:
-        """The first moment of the row's window; 0 for a table's row."""
+        """The start of a window, the timestamp of a join's records, or 0 for a table's row; in ms."""
         ...
 
     @property
     def end(self) -> int:
-        """The last moment of the row's window, or the one after it, as the window's kind defines it."""
+        """The end of a window, inclusive or exclusive by its kind, in ms. For any other row it is `start`."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class StateStore(Protocol):
         ...
 
     def committed(self) -> None:
-        """Drop the changes, which are in the changelog or will be; after a failed commit the store is restored."""
+        """Forget which rows have changed, because a prepared commit has the changes. The rows keep their values."""
         ...
 
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:

@@ -68,7 +68,7 @@ class SinkNode:
 
 @dataclass(frozen=True, slots=True)
 class GlobalTableNode:
-    """A compacted topic of which every instance holds all partitions."""
+    """Reads a topic as a global table: every instance has the rows of all partitions."""
 
     name: str
     topic: str
@@ -178,7 +178,7 @@ class Topology:
         return Topology(nodes, self.children, stores, self.global_tables, application)
 
     def internal_topics(self) -> list[str]:
-        """Return the topics between two sub-topologies."""
+        """Return the repartition topics."""
         return [source.topic for source in self.sources() if source.is_internal]
 
     def sub_topologies(self) -> list[list[str]]:
@@ -221,7 +221,7 @@ class Topology:
         return any(not self.stores[store].schema.is_table for store in stores)
 
     def below(self, name: str) -> list[str]:
-        """Return the node and all nodes that its records can reach, each once."""
+        """Return the node and its descendants, each once."""
         found = [name]
         for each in found:
             found += [child for child in self.children[each] if child not in found]
@@ -257,12 +257,12 @@ class Topology:
         return {name: builder.build() for name, builder in self.stores.items()}
 
     def source_above(self, name: str) -> SourceNode:
-        """Return the first source whose records can reach a node."""
+        """Return the first source among the ancestors of a node."""
         above = self.above([name])
         return next(source for source in self.sources() if source.name in above)
 
     def above(self, names: Iterable[str], without: Container[str] = ()) -> set[str]:
-        """Return all nodes whose records can reach one of these without passing a node of `without`."""
+        """Return the ancestors of the nodes `names`. Nodes of `without`, and paths through them, are left out."""
         found: set[str] = set()
         below = set(names)
         while below:
@@ -273,9 +273,10 @@ class Topology:
         return found
 
     def describe(self, format: Literal["text", "mermaid"] = "text") -> str:
-        """Describe the topology as text, with one line for each node, grouped by sub-topology if there are several.
+        """Describe the topology as text, with one line for each global table and each node.
 
-        With `format="mermaid"` return the chart of `mermaid()`. Raises ConfigError for an unknown format.
+        Nodes are grouped by sub-topology if there are several. With `format="mermaid"` return the chart of `mermaid()`.
+        Raises ConfigError for an unknown format.
         """
         if format == "mermaid":
             return self.mermaid()
@@ -301,7 +302,7 @@ class Topology:
         return f"{description} --> {', '.join(self.children[name]) or 'none'}"
 
     def mermaid(self) -> str:
-        """Return the topology as a Mermaid flowchart; a dotted arrow is a topic between two sub-topologies."""
+        """Return the topology as a Mermaid flowchart; a dotted arrow is a repartition topic."""
         order = list(self.nodes)
         stores = [*self.stores, *self.global_tables]
         lines = ["flowchart LR"]

@@ -1,4 +1,4 @@
-"""Loads a user's topology, or another function, by its name `module:function`, for the aggregator and Spark jobs."""
+"""Loads a user's topology, or another function, by its name `module:function`."""
 
 from __future__ import annotations
 

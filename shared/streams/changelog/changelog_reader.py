@@ -113,7 +113,7 @@ class ConfirmedChanges:
         return PackedBytes(self.states.data, self.states.offsets - 1 - sizes, sizes)
 
     def of_windows(self) -> ConfirmedChanges:
-        """Return the changes of windows: all but late records."""
+        """Return the changes without the late records."""
         is_late = self.operations == k.LATE
         return self.at(~is_late) if is_late.any() else self
 
@@ -151,7 +151,7 @@ def ignore_changes(confirmed: ConfirmedChanges) -> None:
 
 
 class CorruptEntry(CorruptRecord):
-    """The record at `offset` has an entry's mark and is invalid; `reason` says why."""
+    """The error of the changelog record at `offset`; `reason` describes it."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"offset {offset}: {reason}")

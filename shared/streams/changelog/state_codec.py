@@ -14,7 +14,7 @@ from penstock.shared.streams.changelog.format import LENGTH
 
 
 class StateCodec:
-    """Packs and unpacks the states of one store's windows."""
+    """Packs and unpacks the states of one store."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self.columns = tuple(columns)

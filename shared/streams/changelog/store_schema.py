@@ -24,8 +24,8 @@ WINDOWED = frozenset(("session", "tumbling", "hopping", "sliding"))
 class AggregationSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     """The description of one aggregation for readers of the changelog.
 
-    `verbatim` means that the stream's JSON values have the field under this name, and in the form that the aggregation
-    takes. `parameters` are the limit of `CollectList` and `CollectSet`, or the ranks of `Quantiles`.
+    `verbatim` means that the stream's JSON values have the aggregated field under the name `field`, in the form that
+    the aggregation takes. `parameters` are the limit of `CollectList` and `CollectSet`, or the ranks of `Quantiles`.
     """
 
     name: str
@@ -128,8 +128,8 @@ def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) 
     """Raise SchemaMismatch, naming the difference, if state written under the schemas `stored` cannot be read by `own`.
 
     The stores must agree in number, order, name, kind, key, source topic, gap, size and advance. Existing aggregations
-    must keep their name, order, function, field and state columns. A store may get further aggregations, except a table
-    or a join. All else may change.
+    must keep their name, order, function, field and state columns. A store may get further aggregations, except one of
+    the kind `table` or `join`. All else may change.
     """
     # The grace, the emission and the output topics are not compared: they only affect later records.
     if len(stored) != len(own):
@@ -160,8 +160,8 @@ def incompatible_aggregations(old: StoreSchema, new: StoreSchema) -> list[str]:
     """Return the names of the aggregations because of which the schema `new` cannot read the states of `old`; [] if it
     can.
 
-    A store may get further aggregations, except a table or a join. If only the order of the old ones has changed,
-    return ["their order"].
+    A store may get further aggregations, except one of the kind `table` or `join`. If only the order of the old ones
+    has changed, return ["their order"].
     """
     was = {a.name: (a.function, a.field, a.state) for a in old.aggregations}
     now = {a.name: (a.function, a.field, a.state) for a in new.aggregations}

@@ -167,7 +167,7 @@ def _find_rejected_record(
 
 
 class ChangelogPartition:
-    """Owns one partition's changelog from `open` to `close`."""
+    """Takes over one changelog partition for this instance, and writes the commits of its task."""
 
     def __init__(
         self,

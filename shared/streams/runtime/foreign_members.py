@@ -22,7 +22,7 @@ def is_foreign_group(group: GroupDescription) -> bool:
 
 
 def describe_foreign_members(group: GroupDescription) -> str:
-    """Return the description of a group's foreign members for a message: their client ids and hosts.
+    """Return the client ids and hosts of a group's members, for a message.
 
     >>> from penstock.shared.clients.admin import MemberDescription
     >>> members = (MemberDescription("c-1", "c", "/10.0.0.7", None, frozenset()),)

@@ -67,7 +67,7 @@ class GlobalTableRows:
         return [TableRow(key, self._rows[key])] if key in self._rows else []
 
     def keys(self) -> Iterator[Any]:
-        """Yield the keys that exist at the first call."""
+        """Return an iterator over the keys that exist at the time of the call."""
         return iter(list(self._rows))
 
     def items(self) -> Iterator[tuple[Any, Any]]:
@@ -143,9 +143,9 @@ class GlobalTables:
         log.info("global tables loaded", rows={name: len(rows) for name, rows in self.rows.items()})
 
     async def poll(self) -> None:
-        """Apply the records that have come since.
+        """Apply the records that have come since the last call, or since `load`.
 
-        Raises OffsetOutOfRange, LogTruncation included, if a topic has lost records that were read.
+        Raises OffsetOutOfRange, LogTruncation included, if a topic no longer has the position.
         """
         if self._consumer is not None:
             self._apply_records(await self._consumer.poll(0))

@@ -97,7 +97,7 @@ class _RegisteredInstance(NamedTuple):
 
 
 class Instances:
-    """The topic's content."""
+    """The last registration of each instance, as read from the topic of instances."""
 
     def __init__(self) -> None:
         self._known: dict[str, _RegisteredInstance] = {}
@@ -150,7 +150,10 @@ class Instances:
         return self._known[url].registration
 
     def expired(self, now_ms: int, own: Iterable[str]) -> list[str]:
-        """Return addresses, except `own`, whose records were read FORGET_MS ago and have no claim that counts."""
+        """Return addresses whose last record was read at least FORGET_MS ago and has no claim that counts.
+
+        Addresses in `own` are left out.
+        """
         held = {claim.url for claim in self.claims().values()} | set(own)
         return [url for url in self.urls() if url not in held and now_ms - self._known[url].seen_ms >= FORGET_MS]
 

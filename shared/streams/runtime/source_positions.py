@@ -1,9 +1,10 @@
 """The position at which a task resumes in a source partition, and the checks that it is valid.
 
-A position is an offset in one topic. There are two ways for it to become invalid: the topic is deleted and created
-again, or the records at the position are deleted before they are read. By default, Kafka's clients reset such a
-position to the beginning or the end and continue silently. Here both cases are reported. `start_position_of` decides
-where to start. `SourcePositions` looks up the first and end offsets of the partitions for it, and sets the positions.
+A position is an offset in one topic. It becomes invalid if the topic is deleted and created again, if the partition
+loses its end, or if the records at the position are deleted before they are read. By default, Kafka's clients reset
+such a position to the beginning or the end and continue silently. Here these cases are reported. `start_position_of`
+decides where to start. `SourcePositions` looks up the first and end offsets of the partitions for it, and sets the
+positions.
 """
 
 from __future__ import annotations

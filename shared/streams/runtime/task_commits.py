@@ -1,8 +1,8 @@
 """Commits of one instance's tasks: concurrent, and independent of each other.
 
 The size of every record was checked when the record was made (`stream_task`). If the producer or the broker still
-rejects a record, the commit does not take effect. The worker then stops with an error that names the record. Possible
-causes are that the topic's size limit is lower than the application's, or that the topic rejects the timestamp.
+rejects a record, the commit fails, and the worker stops with an error that names the record. Possible causes are
+that the topic's size limit is lower than the application's, or that the topic rejects the timestamp.
 """
 
 from __future__ import annotations

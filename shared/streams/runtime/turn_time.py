@@ -4,7 +4,7 @@ A turn runs in the event loop that also sends the group's heartbeats and writes 
 `PROCESSING_MS_MAX`, however many records were fetched. It takes longer if single records or runs of columns take
 longer than their sub-topology's share. The remaining records stay in the tasks' inputs for the next turn. The time
 is divided equally among the sub-topologies that have records. Time that one does not use goes to those after it. Each
-processes at least one run, so none waits forever behind slow others.
+may process at least one run, so none waits forever behind slow others.
 
 >>> from penstock.shared.testing.manual_clock import ManualClock
 >>> clock = ManualClock()

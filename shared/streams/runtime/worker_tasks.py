@@ -129,7 +129,7 @@ class OwnedTask:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the topology fits the state; known after the restore, or from the newest commit before that."""
+        """Whether the topology is known to fit the state: from the newest commit, or after the restore."""
         progress = self.changelog.progress
         return self.task is not None or (progress is not None and progress.is_accepted)
 
@@ -243,5 +243,5 @@ class WorkerTasks:
         self.clear()
 
     def describe(self) -> list[TaskDescription]:
-        """Return the state of each `OwnedTask` as plain values, by partition."""
+        """Return the tasks of `owned` as plain values, sorted by partition."""
         return [owned.describe() for _, owned in sorted(self.owned.items())]
