@@ -10,7 +10,7 @@ partition, revokes it, and joins again.
 The sticky assignors share one algorithm. The result is balanced. It moves few partitions, but not always the
 fewest possible:
 
-1. Every valid claim is kept. A claim is a partition of the member's last assignment. If several members claim a
+1. At first each valid claim is kept. A claim is a partition of the member's last assignment. If several members claim a
    partition, the claim of the newest generation wins. If their generations are equal, no claim is valid.
 2. Each unowned partition goes to the subscribed member with the fewest partitions.
 3. Members with many partitions give some to members with few. If two members share no topic, a path leads through

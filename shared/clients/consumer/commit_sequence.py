@@ -59,7 +59,7 @@ class _Partition:
 
 @dataclass(slots=True)
 class CommitSequence:
-    """The numbers and offsets of every partition of a consumer."""
+    """Each partition's newest offset to commit and newest committed offset, with their numbers."""
 
     _partitions: dict[TopicPartition, _Partition] = field(default_factory=dict)
     _numbers: int = 0

@@ -1,4 +1,4 @@
-"""The consumer returns records as columns. A position is committed only after the records before it were processed.
+"""The consumer returns records as columns. An automatic commit covers only processed records.
 
     async with Consumer("localhost:9092", ConsumerSettings(group_id="g", auto_offset_reset="earliest")) as consumer:
         consumer.subscribe(["clicks"])
@@ -8,16 +8,15 @@
             consumer.commit_async()
 
 The records that a poll returned count as processed when the next poll is made. Heartbeats are sent in the background.
-In a group, partitions are assigned and revoked only inside polls and `close`, and so the rebalance listener is called
-only there. A listener that commits therefore covers exactly the processed records.
+In a group, the rebalance listener's calls begin inside polls and `close`. A listener that commits therefore covers the
+processed records.
 
     async for record in consumer:
         ...
 
 Here each record counts as processed when the next one is requested. A `commit` in the body includes the body's record.
-An automatic commit (`commit_strategy`, revocation, close) leaves that record out, also after a `break`. A `commit` by
-the listener during close leaves it out as well. No automatic commit goes below an offset that the user has committed,
-unless the position has moved back since.
+A `close` leaves out the last record, also after a `break`. A `commit` by the listener during `close` leaves it out too.
+No automatic commit goes below an offset that the user has committed, unless the position has moved back since.
 
 Outside of polls, each lookup of an offset ends within `request_timeout_ms`, or raises KafkaTimeout. Polls retry their
 lookups instead.
@@ -178,7 +177,7 @@ class Consumer(Generic[K, V]):
 
         Deserializers are `(topic, bytes | None) -> value`. If one is None, its keys or values stay bytes.
         `interceptors` see the handed-out records and the committed offsets. `assignor` replaces the one that
-        `partition_assignment_strategy` names, and should have the same name.
+        `partition_assignment_strategy` names.
         """
         settings = ConsumerSettings.given(settings)
         self._settings = settings
@@ -298,8 +297,8 @@ class Consumer(Generic[K, V]):
         await self._close_consumer(None, processed=kind is None)
 
     def subscribe(self, topics: Sequence[str] | re.Pattern[str], listener: RebalanceListener | None = None) -> None:
-        """Read topics by name, or all topics whose whole name matches a pattern. The group's members share the
-        partitions.
+        """Read topics by name, or those whose whole name matches a pattern, without Kafka's internal ones. The group's
+        members share the partitions.
 
         Raises InvalidTopic for an invalid topic name or an empty list.
         """
@@ -324,7 +323,7 @@ class Consumer(Generic[K, V]):
         A `group_id` is then used only for committed offsets: reading starts at them, and `commit` stores them.
 
         Unless `commit_strategy` is `none`, first commits the processed records, without waiting. The returned records
-        of partitions that are left count as processed, except the last record of an `async for`.
+        of partitions that are no longer read count as processed, except the last record of an `async for`.
         """
         partitions = list(partitions)
         if self._state == "new":
@@ -429,8 +428,8 @@ class Consumer(Generic[K, V]):
     def __aiter__(self) -> Self:
         """Iterate over the records. Each record counts as processed when the next one is requested.
 
-        Raises the errors of `poll`. A new `async for` then continues at the same record. Raises IllegalState if two
-        tasks iterate at once.
+        Raises the errors of `poll`. After such an error, a new `async for` continues with the next record. Raises
+        IllegalState if two tasks iterate at once.
         """
         self._iterating = None
         return self
@@ -468,7 +467,7 @@ class Consumer(Generic[K, V]):
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout_ms: float | None = None
     ) -> None:
         """Commit `offsets`, by default everything handed out, and wait. Each offset is that of the next record to read.
-        Pending asynchronous commits are sent before or with this one.
+        Pending asynchronous commits of other partitions are sent before or with this one.
 
         Raises CommitFailed if this member may no longer commit one of the offsets; those that it may are committed. If
         `offsets` is None, also raises CommitFailed if records were handed out and their partition was revoked or lost
@@ -572,7 +571,7 @@ class Consumer(Generic[K, V]):
         self._coordinator.enforce_rebalance()
 
     def silent_ms(self) -> float | None:
-        """Return the ms since a broker last answered this client. Returns None while it is not open."""
+        """Return the ms since a broker last answered this client. Returns None while the consumer is not open."""
         return self._connection.silent_ms() if self._state == "open" else None
 
     def rebalance_ms(self) -> float:

@@ -148,7 +148,7 @@ class ConsumerCoordinator:
             self._connection.refresh_metadata()
 
     def _update_subscription(self) -> None:
-        """Apply the topics of the metadata: tell the group, or (without one) read all their partitions."""
+        """Apply the metadata: pass the subscribed topics to the member, or without a group read their partitions."""
         subscription = self._subscription
         subscription.match(self._connection.topics())
         if not subscription.is_by_topic:
@@ -296,7 +296,7 @@ class ConsumerCoordinator:
 
     @property
     def rebalance_ms(self) -> float:
-        """Return the ms since the current rebalance began."""
+        """The ms since the current rebalance began; 0 if there is none."""
         return 0.0 if self._began_ms is None else float(self._clock.monotonic_ms() - self._began_ms)
 
     async def stop_joining(self, timeout_ms: float) -> None:

@@ -2,7 +2,7 @@
 
 A partition has two offsets. The position is the next record to hand out. The fetch offset is the end of the buffered
 records. So the next fetch is in flight while the records of the last one are processed. Each broker has at most one
-request in flight, with all its partitions that need one. A partition needs a fetch until it has buffered twice
+fetch in flight, with all its partitions that need one. A partition needs a fetch until it has buffered twice
 `max_partition_fetch_bytes`. All buffers together stay within `fetch_buffer_bytes`, unless a batch is
 larger than the bytes that its request reserved (KIP-74). A paused partition keeps its buffer until partitions with an
 empty buffer need the memory. Its records are then dropped, and fetched again later.
@@ -372,7 +372,7 @@ class Fetcher:
         """Handle a request that failed. New metadata is requested, since the broker may be gone and its partitions
         moved.
 
-        A retriable error is retried. Any other error is raised by `take` when no records are left to return.
+        A retriable error is retried. Any other error is raised by `take`, after the partition's buffered records.
         """
         self._stale = True
         for tp, state in self._close_request(request):
@@ -480,7 +480,7 @@ class Fetcher:
 
         The positions advance past the records. Raises the error of a partition's fetch, lookup or batch when it is the
         partition's turn and all records before the error were returned. If this call already has records of other
-        partitions, it returns them, and the next call raises. Then the other partitions have their turns. CorruptRecord
+        partitions, it returns them, and a later call raises. Then the other partitions have their turns. CorruptRecord
         is raised again at each turn of the partition until a seek.
         """
         fetched: dict[TopicPartition, Columns] = {}

@@ -84,7 +84,7 @@ Step = Wait | Revoke | Lose | Join | Gather | Sync | Complete | Leave
 
 @dataclass(slots=True)
 class ConsumerMembershipManager(Member):
-    """One consumer. All times are of one monotonic clock."""
+    """One consumer's membership in its group. All times are in ms, of one monotonic clock."""
 
     assignor: Assignor
     owned: frozenset[TopicPartition] = frozenset()

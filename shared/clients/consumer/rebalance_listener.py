@@ -38,14 +38,14 @@ class RebalanceListener:
     with `timeout_ms`, that is the only limit. If a method raises or runs out of time, the call that it ran in raises
     the exception or KafkaTimeout.
 
-    A method cannot poll, iterate or close. Its `commit()` covers everything that was handed out. In a `close`, it
-    leaves out the records that may be unprocessed (`Consumer.close`).
+    A method cannot poll, iterate or close. Its `commit()` covers what was handed out of partitions that the member
+    still owns. In a `close`, it leaves out the records that may be unprocessed (`Consumer.close`).
 
     Source of the semantics: Java's ConsumerRebalanceListener.
     """
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Called after every rebalance with the partitions that are newly owned. A seek is possible here.
+        """Called after a rebalance with the partitions that are newly owned. A seek is possible here.
 
         An eager member revoked everything before, so these are all its partitions. For a cooperative member they are
         the new ones, possibly none.

@@ -258,7 +258,7 @@ class ConsumedPositions:
 
     def processed(self, partitions: Collection[TopicPartition] | None = None) -> None:
         """Note that the returned records of `partitions`, by default of all, are processed: the next poll or record was
-        requested, close was called, or `assign` leaves the partitions."""
+        requested, close was called, or `assign` no longer includes the partitions."""
         if partitions is None:
             self._processed.update(self._returned)
             self._returned.clear()
@@ -267,7 +267,7 @@ class ConsumedPositions:
             self._processed[tp] = self._returned.pop(tp)
 
     def unprocessed(self) -> None:
-        """Note that the last returned records may be unprocessed: `all_consumed` keeps only `uncommitted` positions."""
+        """Note that the last returned records may be unprocessed: drop all positions except the `uncommitted` ones."""
         self._processed = {tp: self._processed[tp] for tp in self.uncommitted()}
         self._returned.clear()
 

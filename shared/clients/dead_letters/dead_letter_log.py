@@ -66,8 +66,10 @@ class DeadLetterEntry:
 
 @dataclass(slots=True)
 class ReplayResult:
-    """The result of a replay: the number of records sent and failed, of dead letters left out (also those that were
-    cut), and of records that are no dead letters."""
+    """The result of a replay: the number of records sent, failed and skipped, and of records that are no dead letters.
+
+    A skipped dead letter is not wanted, or was cut. One that an earlier replay sent is not counted.
+    """
 
     sent: int = 0
     failed: int = 0
