@@ -33,7 +33,7 @@ class KafkaHttpDaemon:
         return f"{type(self).__name__}({self.server!r}, {self._probe!r})"
 
     async def startup(self) -> None:
-        """Listen. Raises ConfigError if the address cannot be bound."""
+        """Listen for HTTP requests. Raises ConfigError as `HttpServer.start` does."""
         await self.server.start()
 
     async def main_loop(self) -> None:

@@ -35,7 +35,7 @@ class Daemon(Protocol):
     """A service that `run` can drive."""
 
     async def startup(self) -> None:
-        """Connect to everything that is needed. An error here ends the process with its message."""
+        """Prepare the work, for example listen for HTTP requests. An error is logged and ends the process."""
         ...
 
     async def main_loop(self) -> None:

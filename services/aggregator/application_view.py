@@ -135,7 +135,7 @@ class ApplicationView:
         await self._client.aclose()
 
     async def describe(self) -> StreamsState:
-        """Return the application's state, merged from all instances."""
+        """Return the application's state, merged from the instances that answer."""
         own = await self._own.describe()
         parts = self._partition_owners()
         others: dict[str, list[int]] = {}
@@ -158,7 +158,7 @@ class ApplicationView:
         }
 
     async def stores(self) -> dict[str, Any]:
-        """Return the state stores of all instances."""
+        """Return the state stores of the instances that answer, and the missing partitions."""
         parts = self._partition_owners()
         _check_partitions_known(parts)
         responses, missing = await self._query_other_instances(parts, "/v1/streams/stores", {})

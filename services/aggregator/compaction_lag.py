@@ -241,7 +241,9 @@ def uncovered_bytes(
     covered: Mapping[int, int],
     sizes: Mapping[int, PartitionSize],
 ) -> int:
-    """Return the sum over partitions of the offsets that no snapshot covers times the bytes of one offset.
+    """Return the estimated size of the changelog records that no snapshot covers, in bytes.
+
+    For each partition it is their number times the bytes of one offset, at most the partition's size on disk.
 
     >>> uncovered_bytes({0: 10}, {0: 0}, {0: 5}, {0: PartitionSize(10, bytes=300, bytes_per_offset=30.0)})
     150
@@ -254,7 +256,7 @@ def uncovered_bytes(
 
 
 def uncovered_records(latest: Mapping[int, int], earliest: Mapping[int, int], covered: Mapping[int, int]) -> int:
-    """Return the number of records from the covered offset, or from the first existing one, to the end.
+    """Return the number of offsets that still exist and that no snapshot covers, in all partitions together.
 
     >>> uncovered_records({0: 10, 1: 4}, {0: 2, 1: 0}, {0: 7})
     7

@@ -5,14 +5,13 @@ result. The rules:
 
 1. One job runs at a time. A request during a job is dropped; the punctuator requests again at its next time. If a job
    has left records, the next job starts at once.
-2. A failed job is retried with backoff and never harms the aggregator. A request ends the backoff. No
-   request follows from a failure, so failures never lead to a tight loop.
+2. A failed job is retried after a backoff, which a request ends early. A failure does not stop the aggregator.
 3. If a job is stopped by its timeout after it began to read, the next job reads at most half as many records. So a
    backlog of any size is compacted in the end. Each success doubles the number again, up to the setting.
 4. If partition 0 moves to another instance, a running job is stopped. The next owner starts its own.
 
 Metrics, `/health` and a line in the log at start-up report that compaction is off. Metrics and `/health` also report
-that it fails or falls behind. `/health` stays 200, since a restart would fix nothing.
+that it fails or falls behind. The check `compaction` of `/health` stays ok, since a restart would fix nothing.
 """
 
 from __future__ import annotations
@@ -174,7 +173,7 @@ class CompactionSupervisor:
         at.set_function(self._last_success_seconds)
 
     def _last_success_seconds(self) -> float:
-        """The time of the newest success known to this process, or to the lake after a restart."""
+        """Return the Unix time of the newest success, of this process or in the lake; NaN if none is known."""
         measured = self._lag_watch.last if self._lag_watch is not None else None
         newest_ms = max(self._last_success_ms or 0, (measured.snapshot_ms if measured is not None else None) or 0)
         return newest_ms / 1000 if newest_ms else math.nan

@@ -1,6 +1,7 @@
 """The content of the state stores of the tasks that run here, as plain values for REST.
 
-The rows are read on the event loop of the worker, which waits meanwhile. So the number of rows read is bounded.
+Rows are read on the event loop, which does nothing else meanwhile. So a search scans at most ROWS_LOOKED_AT_MAX rows of
+each store and partition.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ class Aggregator:
 
 
 def _describe_no_tasks(tasks: int) -> str:
-    """Return the detail of `/health` for an instance without tasks, which is healthy too."""
+    """Return why a healthy instance may have no tasks, for `/health`; "" if it has some."""
     return "" if tasks else "owns no partition: others have them, or the group waits for an owner's session to end"
 
 

@@ -82,8 +82,8 @@ def _key_and_time_filter(settings: SessionsSettings) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     """Run `penstock sessions`: print the windows.
 
-    Returns the exit status: 0 even without windows, 1 if reading fails or there is no changelog topic, 2 for a wrong
-    setting or if the changelog has no commit yet.
+    Returns the exit status: 0 even without windows, 2 for a wrong setting, a query of too many windows or a changelog
+    without a commit, 1 after any other PenstockError.
     """
     given = ["--json-line" if argument == "--json" else argument for argument in arguments]
     try:

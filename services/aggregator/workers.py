@@ -7,9 +7,9 @@ restart would not help. The workers end whenever the supervisor ends, even by SI
 (`penstock.shared.common.child_process`).
 
 The supervisor's address serves all workers. `/health` fails while that of any worker fails, and `/metrics` has the
-samples of all workers that answer. Requests for `/v1/streams` go to one worker, which queries the others. Other
-machines reach a worker by `/workers/NUMBER/`. The supervisor reaches workers by Unix sockets in a folder that only this
-user can access.
+samples of all workers that answer. Requests for `/v1/streams` and `/v1/compactions` go to one worker. Unless
+`queries.all_instances` is false, that worker queries the others. Other machines reach a worker by `/workers/NUMBER/`.
+The supervisor reaches workers by Unix sockets in a folder that only this user can access.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class WorkerSlot:
             return CheckResult(False, f"does not answer: {type(e).__name__}: {e}".rstrip(": "), facts)
 
     async def metrics(self) -> str | None:
-        """Return its metrics as text; None while it does not answer."""
+        """Return the worker's metrics as text; None if it does not answer with status 200."""
         try:
             response = await self._client.get("/metrics", timeout=CHECK_MS / 1000)
         except httpx.HTTPError:
@@ -158,9 +158,10 @@ class WorkerSlot:
 
 
 class AnyWorker:
-    """Forwards a request to the worker process that answered last. If that one does not answer, it tries the next.
+    """Forwards requests to one worker process as long as it answers, and then to the next one.
 
-    A request that changes something goes to a second worker only if the first one certainly did not receive it.
+    A GET that a worker does not answer is sent to the next worker. Any other request is sent again only if no
+    connection to the worker could be opened.
     """
 
     name = "workers"

@@ -57,7 +57,8 @@ class Commits(Protocol):
     async def commit(self, partitions: Iterable[TopicPartition] | None = None, timeout_ms: float | None = None) -> bool:
         """Commit the finished records of at least these partitions (default: all).
 
-        Returns False if the commit failed or took longer than `timeout_ms`.
+        Returns False after `timeout_ms`, or if the commit failed and its records are committed later or handled again.
+        Raises any other error.
         """
 
     async def close(self, timeout_ms: float) -> None:

@@ -145,7 +145,8 @@ def find_dead_letter_topic(topic: str, existing: Collection[str]) -> str:
 
     Otherwise, returns `topic` itself if it is a dead-letter topic.
 
-    Raises UnknownTopicOrPartition, which names the expected topic and some of the existing dead-letter topics.
+    Raises UnknownTopicOrPartition in all other cases. The message names the expected topic and some existing
+    dead-letter topics.
 
     >>> find_dead_letter_topic("clicks", ["clicks", "clicks-dlq"]), find_dead_letter_topic("clicks-dlq", ["clicks-dlq"])
     ('clicks-dlq', 'clicks-dlq')

@@ -1,6 +1,6 @@
 """One execution: decodes records, calls the handler, and decides whether each record is finished.
 
-Deserializer and handler are user code. An exception in either fails the record and never ends the daemon. If a record
+Deserializer and handler are user code. An Exception in either fails the record and does not end the daemon. If a record
 cannot be decoded, or the policy allows no further attempt, the record is sent to the DLQ. It is finished once the
 broker acknowledges the dead letter. If writing the dead letter fails, the write is repeated later without another call
 of the handler.
@@ -64,7 +64,7 @@ class RecordWriter(Protocol):
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of an execution. Records in `retry` are handled again `after_ms` from now.
+    """The outcome of an execution. Records in `retry` are executed again, at the earliest `after_ms` from now.
 
     `outputs` must still be written, in one transaction with the offsets of the finished records. The first `returned`
     of them are the handler's; dead letters follow.
@@ -187,7 +187,7 @@ class Executor:
         outcome: Outcome,
         dead_letters: list[tuple[Work, DeadLetter]],
     ) -> None:
-        """Add the result of a handler call to the outcome: finished records, retries or dead letters."""
+        """Add the result of a handler call to `outcome`, and its dead letters to `dead_letters`."""
         stage = STAGE_PROCESS
         if isinstance(returned, Exception):
             error: Exception | None = returned

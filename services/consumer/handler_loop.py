@@ -92,7 +92,7 @@ class HandlerLoop(RebalanceListener):
         return f"HandlerLoop({self.scheduler}, {self.finished} finished, {self.progress})"
 
     def unwritten(self) -> str:
-        """Return the dead letters that cannot be written, "" if there are none."""
+        """Return a text about the dead letters that repeatedly could not be written, "" if there are none."""
         return "; ".join(sorted(self._executor.unwritten.values()))
 
     # Life

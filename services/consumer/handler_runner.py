@@ -57,8 +57,8 @@ class RecordProducer:
 class HandlerRunner:
     """Runs a handler until `run` is cancelled: at least once or exactly once, as configured.
 
-    `async with HandlerRunner(settings) as runner: await runner.run()`. Raises ConfigError for an invalid handler or
-    value format, and for an exception name in `retry` that no class has.
+    `async with HandlerRunner(settings) as runner: await runner.run()`. The constructor raises ConfigError for an
+    invalid handler or value format, and if an exception class that `retry` names is not found.
     """
 
     def __init__(self, settings: ConsumerServiceSettings, *, registry: CollectorRegistry | None = None) -> None:
@@ -165,7 +165,9 @@ class HandlerRunner:
 
 
 async def _create_dead_letter_topics(admin: Admin, dead_letter_topics: Mapping[str, str]) -> int:
-    """Create the missing dead-letter topics of these source topics. Returns the largest `max.message.bytes`.
+    """Create the missing dead-letter topics of these source topics.
+
+    Returns the largest `max.message.bytes` that one of the dead-letter topics needs.
 
     A source topic whose configs may not be read counts as one with Kafka's default of `max.message.bytes`.
     """

@@ -62,8 +62,8 @@ class Handler:
         default the current one.
 
         Returns the records to write, or the error of a failed call: the handler's exception, HandlerTimeout,
-        HandlerCancelled or HandlerExited. Raises KeyboardInterrupt, and CancelledError if the caller cancelled the
-        task.
+        HandlerCancelled, HandlerExited, or the TypeError of `records_in`. Raises KeyboardInterrupt, and CancelledError
+        if the caller cancelled the task.
         """
         is_over = False
         task = task or asyncio.current_task()
@@ -148,7 +148,8 @@ def load_decoder(value: str) -> Deserializer:
 def load_object(spec: str, setting: str) -> Any:
     """Return the object `module:name`, also from a module in the current folder.
 
-    Raises ConfigError, which names the setting, if there is no such object, or for an ImportError of the module.
+    Raises ConfigError, which names the setting, if `spec` has another form, if there is no such object, or if the
+    import raises ImportError, TypeError or ValueError.
     """
     module_name, _, path = spec.partition(":")
     if not module_name or not path:

@@ -108,8 +108,8 @@ def load_exceptions(names: Sequence[str], setting: str) -> tuple[ExceptionType, 
     """Return the exceptions that a retry policy names, as classes and names. `setting` is the setting's name, for
     errors.
 
-    The plain name of a known class stays a name, because several classes may have it. A `module.name` becomes the
-    class. Raises ConfigError for a name that no class has.
+    The plain name of a class that is already imported stays a name, because several classes may have it. Any other
+    name must be `module.name`, and becomes the class. Raises ConfigError if no exception class is found.
     """
     known = {found.__name__ for found in _all_subclasses(BaseException)}
     return tuple(name if name in known else _import_exception_class(name, setting) for name in names)

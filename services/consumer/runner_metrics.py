@@ -65,6 +65,6 @@ class RunnerMetrics:
         self._paused.labels(group=self._group, topic=topic, partition=partition).set(paused)
 
     def forget(self, topic: str, partition: int) -> None:
-        """Remove the gauges of a partition that another member owns now."""
+        """Remove the gauges of a partition that this member no longer owns."""
         for metric in (self._lag, self._paused):
             metric.remove_by_labels({"group": self._group, "topic": topic, "partition": str(partition)})

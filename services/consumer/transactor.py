@@ -74,7 +74,10 @@ class OutputTransactor:
         return f"OutputTransactor({self._producer!r})"
 
     async def start(self) -> None:
-        """Take the transactional id over. Raises the errors of `Producer.init_transactions`."""
+        """Start a producer and take the transactional id over.
+
+        Raises the errors of `Producer.start` and `Producer.init_transactions`.
+        """
         await self._ready_producer()
 
     async def close(self) -> None:
