@@ -196,8 +196,8 @@ class GuardedSettings(ServiceSettings):
     def tokens_by_scope(self) -> dict[Scope, str]:
         """Return a bearer token for each scope that a client with these settings' credentials can have.
 
-        A token is `auth_token`, or the secret of the first credential with the scope. A service sends these tokens to
-        services with the same settings.
+        A token is `auth_token`, or the secret of the first credential that lists the scope. If none lists `read`, the
+        token for `admin` also serves for it. A service sends these tokens to services with the same settings.
         """
         if self.auth_token is not None:
             return dict.fromkeys(("ingest", "read", "admin"), self.auth_token.get_secret_value())
@@ -229,7 +229,7 @@ def check_secrets(host: str, secrets: Sequence[SecretStr], *, insecure_no_auth: 
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host in the settings of an HTTP interface can be reached only from this machine."""
+    """Return whether a host is `localhost` or a loopback address. Any other name is not, whatever it resolves to."""
     if host == "localhost":
         return True
     try:

@@ -85,14 +85,17 @@ class ToTimestamp(BaseModel):
 
 
 class ToShift(BaseModel):
-    """A number of records forward, or back if negative."""
+    """The committed offset plus `shift_by`. Without a commit, the partition's first offset plus `shift_by`."""
 
     model_config = ConfigDict(extra="forbid")
     shift_by: int = Int64
 
 
 class OffsetsRequest(BaseModel):
-    """The offsets that a group is to continue from."""
+    """The offsets that a group is to continue from.
+
+    An offset outside of the log becomes the first or the end offset of the log.
+    """
 
     model_config = ConfigDict(
         extra="forbid",

@@ -53,9 +53,9 @@ def error_response(status: int, message: str) -> Response:
 
 
 def install_error_handlers(app: FastAPI, forwarding: Forwarding) -> None:
-    """Add handlers that answer every error of the app's routes as Kafka Connect does.
+    """Add handlers that answer every error of the app's routes in Kafka Connect's error format.
 
-    A request that raises `NotHere` is forwarded to the worker that the error names.
+    For a request that raises `NotHere`, `Forwarding.forward` returns the response.
     """
 
     async def on_not_here(request: Request, error: Exception) -> Response:

@@ -25,7 +25,7 @@ POINTS_MAX = 1_440
 
 
 class Point(TypedDict):
-    """One point; unknown values are None. The lag is unknown if the lag of any group is."""
+    """One point; unknown values are None. The lag is unknown without groups, and if the lag of any group is unknown."""
 
     at_ms: of.TimeMs
     records_per_second: of.Rate | None

@@ -106,7 +106,7 @@ class ServiceRow(TypedDict):
 
 
 class KafkaState(TypedDict):
-    """The last sample of Kafka. If Kafka did not answer, `error` has the reason, and the other fields are None."""
+    """The last sample of Kafka. If it failed, `error` has the reason, and the other fields are None."""
 
     cluster_id: of.ClusterId | None
     brokers: of.Count | None
@@ -114,14 +114,16 @@ class KafkaState(TypedDict):
 
 
 class GroupState(GroupSample):
-    """A group with the change of its lag per second (negative: catching up)."""
+    """A group with the change of its lag per second (negative: catching up), and the estimated time until it has caught
+    up.
+    """
 
     lag_per_second: of.Rate | None
     catch_up_s: of.Seconds | None
 
 
 class GroupEvent(TypedDict):
-    """A change of a group."""
+    """A change of a group's state or number of members."""
 
     at_ms: of.TimeMs
     group: of.Group

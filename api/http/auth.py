@@ -158,7 +158,10 @@ def _basic_credentials(value: str) -> tuple[bytes, bytes] | None:
 
 
 class Guard:
-    """The ASGI middleware that this module describes."""
+    """ASGI middleware that rejects requests with a wrong Host, of foreign web pages, and without needed credentials.
+
+    It also limits the bodies of requests that store no events, adds security headers, and writes the audit log.
+    """
 
     def __init__(
         self,
@@ -247,7 +250,10 @@ class Guard:
         return principal, None
 
     def _auth_challenge(self, headers: Headers) -> str:
-        """Return the challenge, without Basic for a page's script: the browser would show a password dialog."""
+        """Return the header WWW-Authenticate of a 401 response: Bearer, and Basic if a credential has a name.
+
+        The response to a page's script never has Basic: the browser would show a password dialog.
+        """
         is_script = headers.get("sec-fetch-dest", "") == "empty"
         return 'Bearer, Basic realm="penstock"' if self._access.has_names and not is_script else "Bearer"
 

@@ -4,8 +4,9 @@ A request is answered with an error if its client sends nothing for `body_timeou
 do not extend the time: a line or an object must end within `body_timeout_ms`. Only time spent waiting for the client
 counts. A buffered body must end within `whole_body_timeout_ms`. Every body is buffered, except NDJSON that is not
 stored atomically, and v3 record streams without Content-Length. When the service shuts down, a deadline applies to all
-incomplete bodies. At the deadline a request is answered for the events read so far. A compressed body is inflated in
-steps, and all limits on sizes apply to the inflated data. Inflating stops when the client has closed the connection.
+incomplete bodies. A request whose buffered body misses it is answered with 503, any other one for the events read so
+far. A compressed body is inflated in steps, and all limits on sizes apply to the inflated data. Inflating stops when
+the client has closed the connection.
 """
 
 from __future__ import annotations
@@ -39,11 +40,14 @@ class BodyStalled(PenstockError):
 
 
 class ServiceShuttingDown(PenstockError):
-    """The service is shutting down, and the drain's deadline has passed."""
+    """The service is shutting down, and its deadline for incomplete bodies has passed."""
 
 
 class ClientDisconnected(Problem):
-    """The client closed the connection before its body was complete. No client receives the response."""
+    """The connection is closed: by the client, or because the client does not read the response.
+
+    No client receives this problem as a response.
+    """
 
     def __init__(self) -> None:
         kind = ErrorKind(CLIENT_CLOSED_REQUEST, "CLIENT_CLOSED_REQUEST", "Client closed the connection")
@@ -269,8 +273,8 @@ def body_too_long(max_body_bytes: int) -> Problem:
 async def read_body(body: BodyReader, max_body_bytes: int) -> bytes:
     """Return a request's complete body, up to `max_body_bytes`.
 
-    Raises Problem: 413 if it is longer, 408 if it stalls, 400 if it cannot be inflated, 503 at the drain's deadline,
-    and ClientDisconnected.
+    Raises Problem: 413 if it is longer, 408 if it stalls, 400 if it cannot be inflated, and 503 at the deadline of a
+    shutdown. Raises ClientDisconnected if the client closes the connection.
     """
     if body.declared_bytes > max_body_bytes:
         raise body_too_long(max_body_bytes)
@@ -286,7 +290,7 @@ async def read_body(body: BodyReader, max_body_bytes: int) -> bytes:
 async def next_turn(body: BodyReader, events: int) -> Turn:
     """Wait for the turn to parse and send the next batch, like `BodyReader.wait_for_turn`.
 
-    Raises Problem (503) at the drain's deadline. Then no event of this batch is stored.
+    Raises Problem (503) at the deadline of a shutdown. Then no event of this batch is stored.
     """
     try:
         return await body.wait_for_turn(events)
@@ -295,7 +299,10 @@ async def next_turn(body: BodyReader, events: int) -> Turn:
 
 
 def body_error_status(error: Exception) -> int:
-    """Return the response's status if an error ended the reading of a body before its first complete event."""
+    """Return the status for an error that ended the reading of a body.
+
+    It is 408 for BodyStalled, 400 for CorruptBody, and 503 for any other error.
+    """
     if isinstance(error, BodyStalled):
         return REQUEST_TIMEOUT
     return BAD_REQUEST if isinstance(error, CorruptBody) else SERVICE_UNAVAILABLE

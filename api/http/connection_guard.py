@@ -78,7 +78,10 @@ class _Flow(FlowControl):
 
 
 class GuardedHttp(HttpToolsProtocol):
-    """The protocol described above; `guarded_http` sets `max_head_bytes`."""
+    """uvicorn's HTTP protocol, with limits on the head of a request and on the unparsed bytes of the connection.
+
+    `guarded_http` sets `max_head_bytes`.
+    """
 
     head_timeout_ms = HEAD_TIMEOUT_MS
     max_head_bytes: int
@@ -118,7 +121,7 @@ class GuardedHttp(HttpToolsProtocol):
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
-        """Parse the bytes that may be parsed now, and buffer the rest."""
+        """Parse the bytes that may be parsed now, and buffer the rest. After a rejection, discard them."""
         if self._discarded is not None:
             self._discarded += len(data)
             if self._discarded > DISCARDED_BYTES_MAX:

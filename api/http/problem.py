@@ -1,7 +1,7 @@
-"""Errors as HTTP responses: RFC 9457 problem details, from one table.
+"""Errors as HTTP responses: RFC 9457 problem details, or at their paths the format of REST Proxy and Kafka Connect.
 
-Each error class has one status and one stable `error_code`. If a retry is advised, the response has `Retry-After`. The
-look-up follows the class hierarchy, so a new subclass is answered like its base:
+A table gives error classes a status and a stable `error_code`. If a retry is advised, the response has `Retry-After`.
+The look-up follows the class hierarchy, so a new subclass is answered like its base:
 
 >>> from penstock.shared.common.errors import BufferExhausted, NotEnoughReplicas
 >>> kind_of(BufferExhausted()).status, kind_of(NotEnoughReplicas()).error_code, kind_of(ValueError()).status
@@ -132,7 +132,7 @@ def kind_of_record_error(error: BaseException) -> ErrorKind:
 
 
 def failed_outcome(kind: ErrorKind) -> FailedOutcome:
-    """Return the outcome of a record, or of a transaction, with an error of a kind of `kind_of_record_error`.
+    """Return the outcome of a failed record or transaction. `kind` is what `kind_of_record_error` returns.
 
     >>> timeout = kind_of_record_error(errors.DeliveryTimeout())
     >>> [failed_outcome(kind) for kind in (timeout, UNEXPECTED, kind_of_record_error(errors.RecordTooLarge()))]

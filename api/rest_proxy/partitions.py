@@ -31,5 +31,5 @@ async def describe_partition(admin: AdminClient, topic: str, partition: int) -> 
 
 
 async def first_and_next_offset(admin: AdminClient, tp: TopicPartition) -> tuple[int, int]:
-    """Return a partition's first offset, and the one after its last record, for REST Proxy."""
+    """Return a partition's first offset and its high watermark, for REST Proxy."""
     return (await admin.list_offsets({tp: "earliest"}))[tp], (await admin.list_offsets({tp: "latest"}))[tp]

@@ -66,11 +66,14 @@ class RestProducer:
         return self._ingest.reader(topic).time
 
     def tracking(self, topic: str, client: str) -> AbstractContextManager[None]:
-        """See `Ingest.tracking`."""
+        """Count a request as in progress within the context, and in the metrics if a Problem or PenstockError ends it.
+
+        Raises Problem (429) if the client has too many requests in progress.
+        """
         return self._ingest.tracking(topic, client)
 
     def keep_tracking(self, client: str) -> AbstractContextManager[None]:
-        """See `Admission.keep_tracking`."""
+        """Count a request as in progress within the context, while its response streams."""
         return self._ingest.admission.keep_tracking(client)
 
     def body(self, request: Request) -> BodyReader:
@@ -88,11 +91,14 @@ class RestProducer:
             raise Problem(ErrorKind(CONTENT_TOO_LARGE, too_many.error_code, "Too many records"), str(too_many))
 
     def answered(self, topic: str, status: int, body: BodyReader) -> None:
-        """Count an answered request."""
+        """Count an answered request in the metrics, and measure the time since the last byte of its body."""
         self._ingest.metrics.answered(topic, status, body.since_last_byte_s)
 
     async def check(self, topic: str, client: str) -> list[int]:
-        """Return the topic's partitions. Raises what `Admission.check` raises."""
+        """Accept a request of the client for the topic, and return the topic's partitions.
+
+        Raises what `Admission.check` raises if the request is rejected.
+        """
         await self._ingest.admission.check(topic, client)
         return list(await self._producer.partitions_for(topic))
 
@@ -100,7 +106,7 @@ class RestProducer:
         """Return the record, with a missing key or time filled in from its value by the topic's JSON pointers.
 
         The value is read only if the topic has a JSON Schema, or a pointer to the missing key or time. A null value is
-        never read. Raises EventRejected if the value that is read is invalid, or has a time after `latest_ms`.
+        never read. Raises EventRejected if the value that is read, or the time in it, is not accepted.
         """
         own = self.settings.for_topic(record.topic)
         present = {name for name, value in (("key", record.key), ("time", record.timestamp)) if value is not None}

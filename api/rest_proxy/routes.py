@@ -13,7 +13,7 @@ from penstock.api.rest_proxy.v3_produce import v3_produce_router
 
 
 def metadata_routers(admin: AdminClient) -> list[APIRouter]:
-    """Return the routers of REST Proxy v2 and v3 that read topics, partitions, clusters and consumer groups."""
+    """Return the routers of REST Proxy v2 and v3 that store no records."""
     return [v2_metadata_router(admin), v2_consumers_router(), v3_metadata_router(admin), v3_groups_router(admin)]
 
 

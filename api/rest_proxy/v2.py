@@ -96,7 +96,7 @@ class TopicWithPartitions(TypedDict):
 
 
 class OffsetsOfPartition(TypedDict):
-    """A partition's first offset, and the one after its last record."""
+    """A partition's first offset and its high watermark."""
 
     beginning_offset: of.Offset
     end_offset: of.Offset

@@ -108,7 +108,7 @@ class StoredReport(DeliveryReport):
 
 
 class FailedReport(TypedDict):
-    """Why a record was not stored."""
+    """The error of a record, or the error that ended the stream."""
 
     error_code: Annotated[int, Field(examples=[400])]
     message: Annotated[str, Field(examples=["value is not base64"])]
@@ -121,7 +121,7 @@ class SuccessfulEntry(DeliveryReport):
 
 
 class FailedEntry(FailedReport):
-    """Why an entry of a batch was not stored."""
+    """The error of an entry of a batch."""
 
     id: EntryId
 
@@ -239,7 +239,7 @@ class DeliveryReports(Response):
 
         `objects_read` is the number of the body's objects that were read so far. See `BodyReader.wait_for_turn`.
 
-        Raises Problem (503) if their turn has not come at the drain's deadline.
+        Raises Problem (503) if their turn has not come at the deadline of a shutdown.
         """
         read_time = self._producer.read_time(self._topic)
         latest_ms = self._producer.latest_ms()

@@ -141,7 +141,7 @@ class KafkaPartitionList(TypedDict):
 
 
 class KafkaPartitionWithOffsets(TypedDict):
-    """A partition's first offset and the one after its last record."""
+    """A partition's first offset and its high watermark."""
 
     kind: Literal["KafkaPartitionWithOffsets"]
     metadata: Metadata
@@ -267,7 +267,7 @@ def config_row(request: Request, cluster_id: str, topic: str, entry: ConfigEntry
 def offsets_row(
     request: Request, cluster_id: str, tp: TopicPartition, earliest: int, latest: int
 ) -> KafkaPartitionWithOffsets:
-    """Return a partition's first offset and the one after its last record, as a resource of REST Proxy v3."""
+    """Return a partition's first offset and its high watermark, as a resource of REST Proxy v3."""
     path = f"/v3/clusters/{cluster_id}/topics/{tp.topic}/partitions/{tp.partition}/offset"
     name = f"kafka={cluster_id}/topic={tp.topic}/partition={tp.partition}/offset_type={BOTH_OFFSETS}"
     return {

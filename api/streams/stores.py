@@ -1,8 +1,8 @@
-"""`GET /v1/streams/stores/{store}`: the current content of the stores of an aggregator's tasks.
+"""`GET /v1/streams/stores/{store}`: the current rows of a store. `…/{store}/windows`: its open and closed windows.
 
 The service that runs the tasks passes a `StoresView`. If there may be several instances, it also passes an
-`InstancesStoresView`. If a partition is missing from a response for all instances, the status is 503. With
-`?partial=true` the response has the available rows and lists the missing partitions.
+`InstancesStoresView`. If a partition is missing from the rows of all instances, the status is 503. With `?partial=true`
+the response has the available rows and lists the missing partitions.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StoresView(Protocol):
     """The stores of a service that runs tasks."""
 
     async def read_store(self, store: str, **query: Unpack[StoreQueryParams]) -> Any:
-        """Return `rows`, their `position`, and the `continuation`, which is None after the last row.
+        """Return the rows of this instance, as `StoreRows`. The `continuation` is None after the last row.
 
         The rows reflect all records before the source offsets in `position`.
 

@@ -176,7 +176,7 @@ class TopologyResponse(TypedDict):
 
 
 class TasksResponse(TypedDict):
-    """The tasks of the application."""
+    """The tasks of the application, or of one of its instances."""
 
     tasks: list[TaskState]
     missing: NotRequired[list[MissingPartition]]
@@ -191,7 +191,7 @@ class StoreRow(TypedDict):
 
 
 class StoresResponse(TypedDict):
-    """The state stores of the application."""
+    """The state stores of the application, or of one of its instances."""
 
     stores: list[StoreRow]
     missing: NotRequired[list[MissingPartition]]
@@ -218,7 +218,7 @@ class StreamsView(Protocol):
         ...
 
     def stores(self) -> list[dict[str, Any]]:
-        """Return each store with its live rows in each partition of this instance."""
+        """Return the number of live rows of each store, by partition of this instance."""
         ...
 
     def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> OpenWindows:
@@ -244,7 +244,7 @@ class InstancesView(Protocol):
         ...
 
     async def stores(self) -> dict[str, Any]:
-        """Return the stores of all instances with their live rows, for the route `/v1/streams/stores`.
+        """Return the number of live rows of each store, of all instances, for the route `/v1/streams/stores`.
 
         Raises Problem (503) if the source topics are unknown.
         """
