@@ -1,8 +1,11 @@
 """The HTTP sink posts records in batches; the HTTP source polls a URL for records.
 
-Both retry temporary errors (no complete response, 408, 425, 429, 5xx), at most `max.retries` times in a row. If the
-sink gets another status that is not 2xx, this is an error of the posted records. The source sends one request after
-another. In its URL, `${offset}` is replaced by the offset of the last record read, at first by `http.offset.initial`.
+Both retry temporary errors (no complete response, 408, 425, 429, 5xx), at most `max.retries` times in a row. Errors of
+the endpoint (3xx, 401, 403, 405, 407) fail the sink's task. Any other 4xx is an error of the posted records. For the
+source, each of these statuses fails the task, except 304.
+
+The source sends one request after another. In its URL, `${offset}` is replaced by the offset of the last record read,
+at first by `http.offset.initial`.
 """
 
 from __future__ import annotations
@@ -43,6 +46,11 @@ from penstock.shared.connect.redaction import without_passwords
 from penstock.shared.connect.task import SinkTask, SourceTask
 
 RETRIED = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS)
+ENDPOINT_ERRORS = (
+    *(httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN),
+    *(httpx.codes.METHOD_NOT_ALLOWED, httpx.codes.PROXY_AUTHENTICATION_REQUIRED),
+)
+"""With 3xx, the statuses that any record would get."""
 BODY_BYTES_MAX = 64 << 20
 """A larger response of a polled URL fails the task before it uses up memory."""
 RETRY_AFTER_MAX_MS = 300_000
@@ -187,6 +195,9 @@ class HttpSinkTask(SinkTask):
         if is_passing(response.status_code):
             self._delay_next_request(max(self._values["retry.backoff.ms"], retry_after_ms(response)))
             raise self._retries.failed(f"HTTP {response.status_code}: {response.text[:200]}")
+        if response.is_redirect or response.status_code in ENDPOINT_ERRORS:
+            url = without_passwords(self._values["http.url"])
+            raise ConnectError(f"HTTP {response.status_code} from {url}: {response.text[:200]}")
         if not response.is_success:
             await self._reject_batch(batch, DataError(f"HTTP {response.status_code}: {response.text[:200]}"))
         else:

@@ -23,7 +23,7 @@ from penstock.shared.connect.runtime.abstract_source_task import WorkerSourceTas
 from penstock.shared.connect.runtime.offset_backing_store import StoredOffsetReader
 from tests import virtual_time
 from tests.shared.connect.connectors.http_server import Request, Response, serving
-from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, produce, records
+from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, Reporter, produce, records
 from tests.shared.connect.harness import Store, running
 
 OK: Response = (200, {}, b"")
@@ -191,6 +191,23 @@ async def test_a_rejected_record_is_a_dead_letter() -> None:
         assert [record.value for record in run.cluster.records("dlq")] == [b'{"n": 1}']
         await run.until(lambda: len(server.requests) == 4)
         assert [numbers([request]) for request in server.requests] == [[0, 1, 2], [0], [1], [2]]
+
+
+@pytest.mark.parametrize("status", [301, 307, 401, 403, 405, 407])
+def test_an_error_of_the_endpoint_is_not_an_error_of_the_records(status: int) -> None:
+    """If the endpoint takes no record, for example because the credentials are wrong, the task fails at once. No record
+    is reported, and the error has no secret of the URL."""
+
+    async def put_records() -> None:
+        server = Answers(lambda _request: (status, {"Location": "/login"}, b"no"))
+        url = "http://ann:s3cret@host/in?token=t0ken"
+        task = await started_sink(server, Context(reporter := Reporter()), **{"http.url": url})
+        with pytest.raises(ConnectError, match=rf"{status}.*ann:\[hidden\]@host/in\?token=\[hidden\]"):
+            await task.put(records(A, 0, 2))
+        assert len(server.requests) == 1
+        assert reporter.reported == []
+
+    virtual_time.run(put_records())
 
 
 @pytest.mark.parametrize("body", [b"{", b'"\xff"', b"[" * 100_000])
