@@ -69,7 +69,7 @@ def sink_settings() -> ConfigDef:
                 "Columns of the primary key. Empty: all fields of the key or value, or with pk.mode=kafka "
                 "__connect_topic, __connect_partition and __connect_offset.",
                 group="Data Mapping", order=3)
-        .define("fields.included", Type.LIST, "", MEDIUM, "Fields of the value to write. Empty: all.",
+        .define("fields.whitelist", Type.LIST, "", MEDIUM, "Fields of the value to write. Empty: all.",
                 group="Data Mapping", order=4)
         .define("auto.create", Type.BOOLEAN, False, MEDIUM, "Whether missing tables are created.",
                 group="DDL", order=1)
@@ -441,7 +441,7 @@ async def _copy_rows_to_table(
             raise
         raise ConnectError(
             f"table {table.name} has a column that asyncpg cannot write: {e}; change the type of the column, or leave "
-            "the column out (fields.included)"
+            "the column out (fields.whitelist)"
         ) from e
 
 

@@ -28,7 +28,7 @@ class RowSettings:
     mode: str = "insert"
     pk_mode: str = "none"
     pk_fields: tuple[str, ...] = ()
-    included: frozenset[str] = frozenset()
+    whitelist: frozenset[str] = frozenset()
     deletes: bool = False
 
     @classmethod
@@ -39,7 +39,7 @@ class RowSettings:
             values["insert.mode"],
             values["pk.mode"],
             tuple(values["pk.fields"]),
-            frozenset(values["fields.included"]),
+            frozenset(values["fields.whitelist"]),
             values["delete.enabled"],
         )
         settings.check()
@@ -132,8 +132,8 @@ class RowBuilder:
         if not isinstance(record.value, Mapping):
             raise DataError(f"{record.coordinates}: the value is {type(record.value).__name__}, not a struct or map")
         fields: dict[str, Any] = dict(record.value)
-        if included := self._settings.included:
-            fields = {name: item for name, item in fields.items() if name in included or name in key}
+        if whitelist := self._settings.whitelist:
+            fields = {name: item for name, item in fields.items() if name in whitelist or name in key}
         names = tuple(key)
         if self._settings.pk_mode != "record_value":
             fields = {**key, **fields} if not key.keys() & fields.keys() else {**fields, **key}

@@ -13,6 +13,7 @@ import pytest
 from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.connect.connectors.postgres.columns import column_adapter, encode_integer
 from penstock.shared.connect.connectors.postgres.database import driver, is_data_error, translated
+from penstock.shared.connect.connectors.postgres.sink import sink_settings
 from penstock.shared.connect.connectors.postgres.sink_rows import RowBuilder, RowSettings, RowsToWrite, columns_of
 from penstock.shared.connect.connectors.postgres.sql import SqlTable, update_from
 from penstock.shared.connect.errors import ConnectError
@@ -59,6 +60,14 @@ def test_rows_are_grouped_by_primary_key() -> None:
         (("a",), ("a", "b", "c"), [(1, 2, 5)]),
         (("a", "b"), ("a", "b", "c"), [(1, 3, 6)]),
     ]
+
+
+def test_fields_whitelist_selects_the_fields_to_write() -> None:
+    """Only the fields in `fields.whitelist` are written, and those of the primary key."""
+    settings = {"fields.whitelist": "b", "insert.mode": "upsert", "pk.mode": "record_value", "pk.fields": "id"}
+    values = sink_settings().parse({"connection.url": "postgresql://db/shop", **settings})
+    (group,) = RowBuilder(RowSettings.of(values)).build([record(1, {"id": 1, "a": 2, "b": 3})])
+    assert (group.names, group.rows) == (("id", "b"), [(1, 3)])
 
 
 def test_a_column_has_the_type_of_its_first_value_that_is_not_null() -> None:
