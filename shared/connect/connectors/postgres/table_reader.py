@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from penstock.shared.connect.connectors.postgres import sql
@@ -95,6 +96,9 @@ class TableReader:
         for row in rows:
             if "incrementing" in self._mode:
                 value = row[self._inc]
+                # A column of type numeric.
+                if isinstance(value, Decimal) and value.is_finite() and value == int(value):
+                    value = int(value)
                 if type(value) is not int:
                     raise ConnectError(f"{self.table}.{self._inc}: {value!r} is not an integer")
                 self.incrementing = value

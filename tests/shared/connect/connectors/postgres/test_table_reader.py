@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -60,10 +62,17 @@ def test_reading_continues_from_the_stored_offset() -> None:
     assert '("at" > $2::timestamptz OR ("at" = $2::timestamptz AND "id" > $3::bigint))' in again.statement()[0]
 
 
-def test_an_incrementing_column_must_be_a_whole_number() -> None:
+def test_an_incrementing_column_may_be_numeric() -> None:
+    """The offset of a numeric column's whole number is an integer."""
+    (offset,) = reader("incrementing").read([{"id": Decimal("7.00")}])
+    assert (offset, type(offset["incrementing"])) == ({"incrementing": 7}, int)
+
+
+@pytest.mark.parametrize("value", ["x", True, 1.0, Decimal("1.5"), Decimal("NaN"), Decimal("Infinity")])
+def test_an_incrementing_column_must_be_a_whole_number(value: Any) -> None:
     """An incrementing column with a value that is no whole number is an error."""
-    with pytest.raises(ConnectError, match=r"t\.id.*'x'"):
-        reader("incrementing").read([{"id": "x"}])
+    with pytest.raises(ConnectError, match=rf"t\.id.*{re.escape(repr(value))}"):
+        reader("incrementing").read([{"id": value}])
 
 
 @pytest.mark.parametrize("mode", ["timestamp", "timestamp+incrementing"])
