@@ -152,7 +152,7 @@ class DeltaSinkTask(SinkTask):
         moved = {tp: (at, ends[tp]) for tp, at in self._versions.items() if tp in ends and ends[tp] > (at or 0)}
         versions = {delta_application_id(self._name, tp): pair for tp, pair in moved.items()}
         try:
-            rows = table_of(records, decimal256=False)
+            rows = await asyncio.to_thread(table_of, records, decimal256=False)
             await asyncio.to_thread(
                 append_once, self._allowed_table_uri(), rows, versions, self._options, self._partition_by
             )

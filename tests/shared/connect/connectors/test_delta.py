@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import threading
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,28 @@ async def test_records_of_two_schemas_keep_the_types_of_their_fields(tmp_path: P
     await task.pre_commit(at(a=3))
     table = pa.table(DeltaTable(tmp_path / "old").to_pyarrow_table()).sort_by("n")
     assert table.to_pylist(maps_as_pydicts="strict") == [*expected, {**expected[0], "n": 2}]
+
+
+class _ReadingThreads(dict[str, int]):
+    """A record's value that records the threads which read its fields."""
+
+    def __init__(self, **fields: int) -> None:
+        super().__init__(fields)
+        self.threads: set[int] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.threads.add(threading.get_ident())
+        return super().get(name, default)
+
+
+async def test_rows_are_not_built_on_the_event_loop(tmp_path: Path) -> None:
+    """Another thread converts the records to a table. Meanwhile other tasks and heartbeats go on."""
+    task = await started(tmp_path, Context(), A)
+    await task.put([record(A, 0, value := _ReadingThreads(n=0))])
+    await task.pre_commit(at(a=1))
+    assert rows(tmp_path) == [0]
+    assert value.threads
+    assert threading.get_ident() not in value.threads
 
 
 async def test_a_time_is_a_string(tmp_path: Path) -> None:
