@@ -182,7 +182,8 @@ class Task(ABC):
 
     @abstractmethod
     def stop(self) -> Awaitable[None] | None:
-        """Release all resources. Called once, after all other calls, even if `start` failed."""
+        """Release all resources. Called once, after all other calls, even if `start` failed. Errors are only
+        logged."""
 
 
 class SourceTask(Task):

@@ -104,7 +104,15 @@ class WorkerTask(ABC):
 
     async def _call_stop(self, stop: Callable[[], Awaitable[None] | None]) -> None:
         """Call the connector's `stop`, after all other calls, and let the thread end."""
-        self._stop_call = asyncio.ensure_future(self._call_task(stop))
+
+        async def stop_task() -> None:
+            try:
+                await self._call_task(stop)
+            except Exception as e:
+                # Only logged, as in Kafka Connect: after a failed start, `stop` may lack what it wants to close.
+                log.warning("task could not be stopped", task=str(self.id), error=self.mask(summary_of(e)))
+
+        self._stop_call = asyncio.ensure_future(stop_task())
         self._stop_call.add_done_callback(lambda _: self.thread.close())
         # The thread is inside a call that cannot be ended. `stop` runs when that call returns, and is not awaited: a
         # connector's methods never run at the same time.

@@ -563,7 +563,7 @@ async def test_an_abandoned_task_does_not_report_a_failure() -> None:
             await run.until(lambda: "startup" in run.listener.of(id))
             with structlog.testing.capture_logs() as logged:
                 await run.worker.stop_tasks([id])
-                await run.until(lambda: any(line["event"] == "task failed" for line in logged))
+                await run.until(lambda: any(line["event"] == "task could not be stopped" for line in logged))
             assert run.listener.of(id) == ["startup"]
     finally:
         RecordingSourceTask.prepare = staticmethod(lambda _task: None)

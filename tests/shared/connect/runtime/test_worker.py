@@ -12,7 +12,14 @@ from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnect
 from penstock.shared.connect.errors import TooManyTasks
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec
-from tests.shared.connect.harness import Mute, RecordingSource, RecordingSourceTask, running
+from tests.shared.connect.harness import (
+    Mute,
+    RecordingSink,
+    RecordingSinkTask,
+    RecordingSource,
+    RecordingSourceTask,
+    running,
+)
 
 SINK = {"name": "s", "connector.class": "FileStreamSink", "topics": "t", "file": "${env:HOME}/out", "tasks.max": "2"}
 
@@ -89,6 +96,44 @@ async def test_a_task_fails_with_an_error_without_text() -> None:
         await run.until(lambda: run.worker.state(id) is State.FAILED)
         assert run.listener.of(id) == ["startup", "failure"]
         assert "Mute" in run.listener.traces[0]
+
+
+async def test_an_error_of_stop_does_not_replace_the_error_of_start() -> None:
+    """If `stop` raises because `start` has failed, the task's trace has the error of `start`."""
+
+    def fail(made: RecordingSinkTask) -> None:
+        made.raising = {"start": [ValueError("wrong password")], "stop": [AttributeError("no connection")]}
+
+    RecordingSinkTask.prepare = staticmethod(fail)
+    try:
+        async with running() as run:
+            id = await run.run(RecordingSink, topics="t")
+            await run.until(lambda: "failure" in run.listener.of(id))
+            assert "wrong password" in run.listener.traces[0]
+            assert "no connection" not in run.listener.traces[0]
+    finally:
+        RecordingSinkTask.prepare = staticmethod(lambda _task: None)
+
+
+async def test_an_error_of_stop_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task whose `stop` raises ends in order. The error is logged without secrets."""
+    monkeypatch.setenv("PENSTOCK_TEST_SECRET", "s3cret-value")
+
+    def fail(made: RecordingSinkTask) -> None:
+        made.raising = {"stop": [ValueError("cannot log out with s3cret-value")]}
+
+    RecordingSinkTask.prepare = staticmethod(fail)
+    try:
+        async with running(config_providers="env") as run:
+            id = await run.run(RecordingSink, topics="t", password="${env:PENSTOCK_TEST_SECRET}")
+            await run.until(lambda: run.listener.of(id) == ["startup"])
+            with structlog.testing.capture_logs() as logged:
+                await run.worker.stop_tasks([id])
+            assert run.listener.of(id) == ["startup", "shutdown"]
+            (line,) = [line for line in logged if line["event"] == "task could not be stopped"]
+            assert line["error"] == "ValueError: cannot log out with ${env:PENSTOCK_TEST_SECRET}"
+    finally:
+        RecordingSinkTask.prepare = staticmethod(lambda _task: None)
 
 
 async def test_a_task_cannot_be_made_with_an_error_without_text() -> None:
