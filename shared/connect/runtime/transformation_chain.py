@@ -28,7 +28,7 @@ class TransformationStage:
     negate: bool = False
 
     def apply(self, record: ConnectRecord) -> ConnectRecord | None:
-        if self.predicate is not None and self.predicate.test(record) is self.negate:
+        if self.predicate is not None and bool(self.predicate.test(record)) is self.negate:
             return record
         return self.transformation.apply(record)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, cast
 
 import pytest
 import structlog.testing
 
-from penstock.connect.transforms import HoistFieldValue
+from penstock.connect.transforms import Filter, HoistFieldValue, RecordIsTombstone
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.records import NO_TIMESTAMP, Columns, ConsumerRecord
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.converters.json import JsonConverter
 from penstock.shared.connect.converters.plain import StringConverter
+from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.runtime.conversion import Conversion
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.transformation_chain import TransformationChain, TransformationStage
@@ -93,6 +95,19 @@ async def test_predicates_select_records() -> None:
     assert await transformed(made, 1) == {"a": 1}
     assert await transformed(chain(**bound, transforms__two__negate="true"), 1) is None
     made.close()
+
+
+@pytest.mark.parametrize(("topic", "matches"), [("orders", True), ("clicks", False)])
+def test_a_predicate_may_return_any_truth_value(topic: str, matches: bool) -> None:
+    """A predicate that returns a match or None, as the functions of `re` do, selects the records with a match."""
+
+    class Orders(RecordIsTombstone):
+        def test(self, record: ConnectRecord) -> bool:
+            return cast(bool, re.match("orders", record.topic))
+
+    one = source_record(1, 1, topic)
+    assert (TransformationStage(Filter(), Orders()).apply(one) is None) is matches
+    assert (TransformationStage(Filter(), Orders(), negate=True).apply(one) is None) is not matches
 
 
 def test_an_error_of_close_is_logged() -> None:
