@@ -14,7 +14,6 @@ import base64
 import datetime as dt
 import math
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -176,18 +175,18 @@ class _Cast(OnPart):
 
     def _whole_schema(self, schema: Schema) -> Schema:
         assert self._whole is not None
-        return _cast_schema(schema, self._whole, cast)
+        return _cast_schema(schema, self._whole)
 
     def _struct_schema(self, schema: Schema) -> Schema:
         fields = [
-            Field(f.name, _cast_schema(f.schema, self._casts[f.name], cast)) if f.name in self._casts else f
+            Field(f.name, _cast_schema(f.schema, self._casts[f.name])) if f.name in self._casts else f
             for f in schema.fields
         ]
         return replace(schema, fields=tuple(fields))
 
 
-def _cast_schema(schema: Schema, to: SchemaType, convert: Callable[[Any, SchemaType], Any]) -> Schema:
-    default = convert(schema.default, to) if schema.has_default else schema.default
+def _cast_schema(schema: Schema, to: SchemaType) -> Schema:
+    default = cast(schema.default, to) if schema.has_default else schema.default
     return Schema(to, optional=schema.optional, doc=schema.doc, default=default)
 
 
