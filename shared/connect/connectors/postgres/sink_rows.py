@@ -98,7 +98,6 @@ class RowBuilder:
     """Converts records to rows, in order."""
 
     def __init__(self, settings: RowSettings) -> None:
-        settings.check()
         self._settings = settings
 
     def build(self, records: list[SinkRecord]) -> list[RowsToWrite]:
