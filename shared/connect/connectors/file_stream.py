@@ -93,7 +93,7 @@ class FileStreamSourceTask(SourceTask):
             # The last line may be incomplete: a \r at the end of the buffer may be the first half of \r\n.
             if len(found) == self._batch_size or (last and not whole.endswith(b"\n")):
                 break
-            found.append((whole.rstrip(b"\r\n") if whole.strip(b"\r\n") else b"", len(whole)))
+            found.append((whole.rstrip(b"\r\n"), len(whole)))
             used += len(whole)
         self._buffer = self._buffer[used:]
         return found
