@@ -99,7 +99,7 @@ def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mappi
     given = require_connector_class(props)
     plugin = plugins.connector_class(given)
     common = connector_definition(plugin, plugins, props, worker)
-    values = common.validate_values(props, lambda name: _find_plugin_class(plugins, name))
+    values = common.validate_values(props, plugins.any_kind)
     by_name = {value.name: value for value in values}
     if issubclass(plugin, SinkConnector):
         _check_sink_topics(by_name)
@@ -201,10 +201,6 @@ def plugin_definitions(plugin: type, kind: str) -> list[dict[str, Any]]:
         defaults = common.with_defaults({"connector.plugin.version": CONNECT_VERSION})
         shown += [definition for definition in defaults.definitions() if definition["name"] not in own]
     return shown
-
-
-def _find_plugin_class(plugins: Plugins, name: str) -> object | None:
-    return plugins.any_kind(name)
 
 
 def _check_sink_topics(values: Mapping[str, ConfigValue]) -> None:
