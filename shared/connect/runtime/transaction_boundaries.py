@@ -38,21 +38,9 @@ class TransactionBoundary(Protocol):
         ...
 
 
-class PollBoundary:
-    """Ends the transaction after each poll, and at a pause or stop."""
-
-    def after_record(self, record: SourceRecord) -> Ending:
-        return Ending.NOT
-
-    def after_batch(self, now_ms: int) -> Ending:
-        return Ending.COMMIT
-
-    def at_end(self, *, is_whole: bool) -> Ending:
-        return Ending.COMMIT
-
-
 class IntervalBoundary:
-    """Ends the transaction after a poll if the interval is over, and at a pause or stop."""
+    """Ends the transaction after a poll if the interval is over, and at a pause or stop. An interval of 0 ms is over
+    after each poll."""
 
     def __init__(self, interval_ms: int, now_ms: int) -> None:
         self._interval_ms = interval_ms
@@ -111,4 +99,4 @@ def boundary_of(kind: str, interval_ms: int, now_ms: int) -> TransactionBoundary
     """Return the boundary that `transaction.boundary` names."""
     if kind == "connector":
         return ConnectorBoundary()
-    return IntervalBoundary(interval_ms, now_ms) if kind == "interval" else PollBoundary()
+    return IntervalBoundary(interval_ms if kind == "interval" else 0, now_ms)
