@@ -128,7 +128,7 @@ def _with_files_checked(
     plugin: type[Connector], values: list[ConfigValue], props: Mapping[str, str], worker: Mapping[str, Any]
 ) -> list[ConfigValue]:
     """Return the values, with an error at each that names a file which the worker does not allow."""
-    files = AllowedFiles(worker.get(FILES_ALLOWED, ()))
+    files = AllowedFiles(worker[FILES_ALLOWED])
     for value in values:
         if value.name in plugin.file_settings:
             try:
@@ -143,7 +143,7 @@ def _wrong_overrides(plugin: type[Connector], props: Mapping[str, str], worker: 
 
     Invalid overrides are found for the producer, and for the consumer of a sink: at most one for each.
     """
-    policy = str(worker.get("connector.client.config.override.policy", "All"))
+    policy = worker["connector.client.config.override.policy"]
     found = []
     is_sink = issubclass(plugin, SinkConnector)
     # A sink's tasks always have a group.id: an empty or missing override has a default.
@@ -225,7 +225,7 @@ def _check_exactly_once(
     support = values["exactly.once.support"]
     boundary = values["transaction.boundary"]
     if str(support.value).lower() == "required" and not support.errors:
-        if str(worker.get("exactly.once.source.support", "disabled")).lower() != "enabled":
+        if worker["exactly.once.source.support"].lower() != "enabled":
             support.errors.append("This worker does not have exactly-once source support enabled.")
         else:
             declared = connector.exactly_once_support(props)

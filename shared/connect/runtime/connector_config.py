@@ -29,7 +29,6 @@ from penstock.shared.connect.config_def import (
 from penstock.shared.connect.connector import Connector, SinkConnector
 from penstock.shared.connect.runtime.plugins import KINDS, Plugins, plugin_version
 from penstock.shared.connect.runtime.topic_creation import DEFAULT_GROUP
-from penstock.shared.connect.runtime.worker_config import JSON_CONVERTER, SIMPLE_HEADER_CONVERTER
 from penstock.shared.connect.version import CONNECT_VERSION
 
 COMMON = "Common"
@@ -263,9 +262,8 @@ def connector_definition(
     """
     base = sink_config() if issubclass(plugin, SinkConnector) else source_config(props)
     defaults: dict[str, Any] = {"connector.plugin.version": plugin_version(plugin)}
-    fallback = {"header.converter": SIMPLE_HEADER_CONVERTER}
     for name in CONVERTER_KINDS:
-        defaults[name] = worker.get(name) or fallback.get(name, JSON_CONVERTER)
+        defaults[name] = worker[name]
         defaults[f"{name}.plugin.version"] = CONNECT_VERSION
     definition = ConfigDef(_with_recommendations(base.with_defaults(defaults), plugins))
     for chain, kind in CHAINS.items():

@@ -34,7 +34,6 @@ WORKER_ONLY = (
 )
 """Additional settings of the worker alone. A connector's configuration that contains one is rejected, unless the
 connector defines a setting of that name."""
-JSON_CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 SIMPLE_HEADER_CONVERTER = "org.apache.kafka.connect.storage.SimpleHeaderConverter"
 
 

@@ -22,7 +22,7 @@ from penstock.shared.connect.connectors.files import FilesSinkConnector
 from penstock.shared.connect.runtime.config_validation import validate_connector
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import State, TargetState
-from penstock.shared.connect.runtime.worker_config import WorkerConfig
+from penstock.shared.connect.runtime.worker_config import WorkerConfig, worker_config
 from tests.shared.connect.harness import STRING, Running, running
 
 CONNECTORS = {
@@ -205,13 +205,15 @@ def test_validation_names_the_setting(data: Path, name: str) -> None:
     """Validation reports a forbidden path at the setting of each connector that uses files."""
     setting, more = CONNECTORS[name]
     plugins, props = Plugins.installed(), {"name": "c", "connector.class": name, **more}
-    worker = {FILES_ALLOWED: [str(data)]}
+    converters = {"key.converter": STRING, "value.converter": STRING}
+    worker = worker_config().parse({**converters, FILES_ALLOWED: str(data)})
     for outside in ("/etc/passwd", f"{data}/key", f"{data}/../x", "s3://bucket/x"):
         infos = validate_connector(plugins, {**props, setting: outside}, worker)
         assert [row["definition"]["name"] for row in infos.configs if row["value"]["errors"]] == [setting]
         assert FILES_ALLOWED in infos.errors[0]
-    assert validate_connector(plugins, {**props, setting: f"{data}/new"}, worker).errors == []
-    assert FILES_ALLOWED in validate_connector(plugins, {**props, setting: f"{data}/new"}, {}).errors[0]
+    props[setting] = f"{data}/new"
+    assert validate_connector(plugins, props, worker).errors == []
+    assert FILES_ALLOWED in validate_connector(plugins, props, worker | {FILES_ALLOWED: []}).errors[0]
 
 
 @pytest.mark.parametrize("connector", CLASSES)

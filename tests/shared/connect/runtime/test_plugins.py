@@ -17,7 +17,9 @@ from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnect
 from penstock.shared.connect.errors import ConnectorNotFound
 from penstock.shared.connect.runtime.config_validation import validate_connector
 from penstock.shared.connect.runtime.plugins import KINDS, Plugins, class_name, connector_type
+from penstock.shared.connect.runtime.worker_config import worker_config
 from tests.documents import ROOT
+from tests.shared.connect.harness import STRING
 from tests.shared.connect.recordings import recorded_requests
 
 PATH = "penstock.connect.connectors.FileStreamSinkConnector"
@@ -150,9 +152,9 @@ def test_a_plugin_whose_version_fails_is_listed() -> None:
     """A plugin whose `version` raises an error is logged, listed with the version `undefined`, and can be used."""
     with structlog.testing.capture_logs() as logged:
         plugins = Plugins([(None, Unversioned)])
-        infos = validate_connector(
-            plugins, {"connector.class": "Unversioned", "name": "x", "topics": "t"}, {"connect.files.allowed": ["/"]}
-        )
+        worker = worker_config().parse({"key.converter": STRING, "value.converter": STRING})
+        props = {"connector.class": "Unversioned", "name": "x", "topics": "t"}
+        infos = validate_connector(plugins, props, worker)
     assert [plugin["version"] for plugin in plugins.listed()] == ["undefined"]
     assert infos.errors == []
     assert "version" in logged[0]["event"]

@@ -20,11 +20,10 @@ from penstock.shared.connect.runtime.config_validation import plugin_definitions
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.runtime.task_factory import TaskFactory
-from penstock.shared.connect.runtime.worker_config import WORKER_ONLY, StandaloneConfig, WorkerConfig
+from penstock.shared.connect.runtime.worker_config import WORKER_ONLY, StandaloneConfig, WorkerConfig, worker_config
 from tests.shared.connect.harness import Store
 from tests.shared.connect.recordings import recorded_requests
 
-WORKER = {"connect.files.allowed": ["/"]}
 FREE = ("documentation", "recommended_values")  # our own texts, and lists of plugins
 
 STANDALONE = {
@@ -32,6 +31,7 @@ STANDALONE = {
     "key.converter": "org.apache.kafka.connect.json.JsonConverter",
     "value.converter": "org.apache.kafka.connect.json.JsonConverter",
 }
+WORKER = worker_config().parse({**STANDALONE, "connect.files.allowed": "/"})
 
 
 def without_free_members(value: Any) -> Any:
@@ -80,7 +80,7 @@ def test_validation_errors_equal_the_recording(plugins: Plugins) -> None:
 def test_settings_of_transforms_are_validated(plugins: Plugins) -> None:
     """The settings of a named transform are validated, in a group of their own."""
     props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t", "transforms": "one"}
-    infos = validate_connector(plugins, {**props, "transforms.one.type": "no.Such"}, {})
+    infos = validate_connector(plugins, {**props, "transforms.one.type": "no.Such"}, WORKER)
     assert "Transforms: one" in infos.groups
     assert "no.Such for configuration transforms.one.type" in infos.errors[0]
 
@@ -90,21 +90,21 @@ def test_a_sink_reads_topics_or_a_pattern(plugins: Plugins) -> None:
     base = {"connector.class": "FileStreamSink", "name": "x"}
 
     def errors(**more: str) -> list[str]:
-        return validate_connector(plugins, base | {k.replace("_", "."): v for k, v in more.items()}, {}).errors
+        return validate_connector(plugins, base | {k.replace("_", "."): v for k, v in more.items()}, WORKER).errors
 
     assert errors() == ["Must configure one of topics or topics.regex"]
     assert len(errors(topics="a", topics_regex="b.*")) == 2
     dlq = "errors.deadletterqueue.topic.name"
-    assert "dead-letter" in validate_connector(plugins, base | {"topics": "a,d", dlq: "d"}, {}).errors[0]
-    assert "dead-letter" in validate_connector(plugins, base | {"topics.regex": "d.*", dlq: "dl"}, {}).errors[0]
+    assert "dead-letter" in validate_connector(plugins, base | {"topics": "a,d", dlq: "d"}, WORKER).errors[0]
+    assert "dead-letter" in validate_connector(plugins, base | {"topics.regex": "d.*", dlq: "dl"}, WORKER).errors[0]
     assert "must be a regular expression" in errors(topics_regex="(")[0]
 
 
 def test_required_exactly_once_is_checked(plugins: Plugins) -> None:
     """`exactly.once.support=required` needs the support of the worker and of the connector."""
     props = {"connector.class": "FileStreamSource", "name": "x", "topic": "t", "exactly.once.support": "required"}
-    enabled = {**WORKER, "exactly.once.source.support": "enabled"}
-    assert validate_connector(plugins, props, {}).errors == [
+    enabled = WORKER | {"exactly.once.source.support": "enabled"}
+    assert validate_connector(plugins, props, WORKER).errors == [
         "This worker does not have exactly-once source support enabled."
     ]
     assert validate_connector(plugins, props | {"file": "f"}, enabled).errors == []
@@ -116,7 +116,7 @@ def test_required_exactly_once_is_checked(plugins: Plugins) -> None:
 def test_settings_of_topic_creation_groups_are_validated(plugins: Plugins) -> None:
     """Each topic creation group needs its topics, and the default group partitions and a replication factor."""
     props = {"connector.class": "FileStreamSource", "name": "x", "topic": "t", "topic.creation.groups": "a"}
-    infos = validate_connector(plugins, props, {})
+    infos = validate_connector(plugins, props, WORKER)
     assert infos.groups[-2:] == ["Topic Creation: a", "Topic Creation: default"]
     assert len(infos.errors) == 3
     fine = {
@@ -124,7 +124,7 @@ def test_settings_of_topic_creation_groups_are_validated(plugins: Plugins) -> No
         "topic.creation.default.partitions": "-1",
         "topic.creation.default.replication.factor": "0",
     }
-    assert validate_connector(plugins, props | fine, {}).errors == [
+    assert validate_connector(plugins, props | fine, WORKER).errors == [
         "Invalid value 0 for configuration topic.creation.default.replication.factor: Value must be at least 1"
     ]
 
@@ -133,7 +133,7 @@ def test_settings_of_topic_creation_groups_are_validated(plugins: Plugins) -> No
 def test_worker_only_settings_are_errors(plugins: Plugins, name: str) -> None:
     """A connector config with a setting that only the worker has is invalid."""
     props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t", name: "false"}
-    infos = validate_connector(plugins, props, {})
+    infos = validate_connector(plugins, props, WORKER)
     assert [config["definition"]["name"] for config in infos.configs if config["value"]["errors"]] == [name]
     assert "setting of the worker" in infos.errors[0]
 
@@ -152,7 +152,7 @@ def test_an_isolation_that_the_worker_lacks_is_an_error(
 ) -> None:
     """Process isolation needs a distributed worker, and other values are invalid."""
     props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t", "penstock.task.isolation": isolation}
-    errors = validate_connector(plugins, props, worker).errors
+    errors = validate_connector(plugins, props, WORKER | worker).errors
     assert len(errors) == (error is not None)
     assert all(error in error_text for error_text in errors if error)
 
@@ -167,7 +167,7 @@ def test_no_response_contains_a_secret(plugins: Plugins) -> None:
         "http.headers": "pl41n",
         "producer.override.ssl.keystore.key": "pl41n",
     }
-    infos = validate_connector(plugins, props, {"connector.client.config.override.policy": "None"})
+    infos = validate_connector(plugins, props, WORKER | {"connector.client.config.override.policy": "None"})
     assert infos.errors == [
         "Invalid value [hidden] for configuration http.headers: each header must be Name:value",
         "The 'None' policy does not allow 'ssl.keystore.key' to be overridden in the connector configuration.",
@@ -178,21 +178,21 @@ def test_no_response_contains_a_secret(plugins: Plugins) -> None:
 def test_without_a_class_nothing_can_be_checked(plugins: Plugins) -> None:
     """A config without a connector class or with an unknown one is a ConfigError."""
     with pytest.raises(ConfigError, match=r"a\.password=\[hidden\].*name=x.*connector type"):
-        validate_connector(plugins, {"name": "x", "a.password": "p"}, {})
+        validate_connector(plugins, {"name": "x", "a.password": "p"}, WORKER)
     with pytest.raises(ConfigError, match=r"no\.such\.Class"):
-        validate_connector(plugins, {"connector.class": "no.such.Class"}, {})
+        validate_connector(plugins, {"connector.class": "no.such.Class"}, WORKER)
 
 
 def test_overrides_of_clients_are_checked(plugins: Plugins) -> None:
     """Client overrides must be allowed by the worker's policy and have valid values."""
     props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t"}
     props |= {"consumer.override.max.poll.records": "5", "consumer.override.sasl.mechanism": "PLAIN"}
-    assert validate_connector(plugins, props, {}).errors == []
-    policy = {"connector.client.config.override.policy": "Principal"}
-    (error,) = validate_connector(plugins, props, policy).errors
+    assert validate_connector(plugins, props, WORKER).errors == []
+    policy = "connector.client.config.override.policy"
+    (error,) = validate_connector(plugins, props, WORKER | {policy: "Principal"}).errors
     assert error.startswith("The 'Principal' policy does not allow 'max.poll.records' to be overridden")
-    assert len(validate_connector(plugins, props, {"connector.client.config.override.policy": "None"}).errors) == 2
-    infos = validate_connector(plugins, props | {"consumer.override.max.poll.records": "many"}, {})
+    assert len(validate_connector(plugins, props, WORKER | {policy: "None"}).errors) == 2
+    infos = validate_connector(plugins, props | {"consumer.override.max.poll.records": "many"}, WORKER)
     assert [row["value"]["name"] for row in infos.configs if row["value"]["errors"]] == [
         "consumer.override.max.poll.records"
     ]
@@ -203,15 +203,15 @@ def test_overrides_of_a_sink_are_checked_together_with_its_group(plugins: Plugin
     """A sink's task has a group without an override too, so a static member or an empty group.id is valid."""
     props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t"}
     props |= {f"consumer.override.{name}": value for name, value in override.items()}
-    assert validate_connector(plugins, props, {}).errors == []
+    assert validate_connector(plugins, props, WORKER).errors == []
 
 
 def test_settings_of_the_connectors_converters_are_checked(plugins: Plugins) -> None:
     """Settings of a connector's own converter are validated, but not those of the worker's converter."""
     props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t", "value.converter.schemas.enable": "maybe"}
-    assert validate_connector(plugins, props, {}).errors == []
+    assert validate_connector(plugins, props, WORKER).errors == []
     own = {"value.converter": "org.apache.kafka.connect.json.JsonConverter"}
-    (error,) = validate_connector(plugins, props | own, {}).errors
+    (error,) = validate_connector(plugins, props | own, WORKER).errors
     assert "maybe for configuration schemas.enable" in error
 
 
