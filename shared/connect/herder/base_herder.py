@@ -213,7 +213,9 @@ class BaseHerder(ABC):
 
         The other settings are left out: a variable of theirs may have no value on this worker.
         """
-        return self.worker.resolve({name: text for name, text in config.items() if name == GROUP_ID_OVERRIDE})
+        return self.worker.transformer.resolve(
+            {name: text for name, text in config.items() if name == GROUP_ID_OVERRIDE}
+        )
 
     # --- validation ---
 
@@ -237,7 +239,7 @@ class BaseHerder(ABC):
 
     async def _validate_connector_config(self, config: Mapping[str, str]) -> ConfigInfos:
         require_connector_class(config)
-        mask = self.worker.masking(config)
+        mask = self.worker.transformer.masking(config)
         async with request_timeout("The connector takes too long to validate its configuration"):
             with _connector_errors(f"{config['connector.class']} cannot validate its configuration", mask):
                 infos = await self.worker.validate(config)
@@ -342,7 +344,7 @@ class BaseHerder(ABC):
         for a ConfigError, and a ConnectError for any other.
         """
         config, resolved, wanted = await self._run_in_herder_loop(lambda: self._offsets_to_alter(name, rows))
-        mask = self.worker.masking(config)
+        mask = self.worker.transformer.masking(config)
         async with request_timeout("The connector takes too long to check the offsets"):
             with _connector_errors(f"{config['connector.class']} rejects the offsets", mask):
                 altered = await self.worker.alter_offsets(resolved, wanted)
@@ -357,7 +359,7 @@ class BaseHerder(ABC):
     async def _offsets_to_alter(self, name: str, rows: Sequence[Row] | None) -> tuple[Config, dict[str, str], Wanted]:
         """Return a stopped connector's config, its resolved config, and the offsets that it is to have."""
         config = await self._check_offsets_fenced(name)
-        resolved = self.worker.resolve(config)
+        resolved = self.worker.transformer.resolve(config)
         self.worker.check_files(resolved)
         is_sink = views.kind_of_connector(self.plugins, resolved) == "sink"
         return config, resolved, await self._offsets.wanted(name, resolved, rows, is_sink=is_sink)

@@ -136,7 +136,7 @@ class IsolatingWorker(Worker):
     def _is_isolated_connector(self, config: Props) -> bool:
         where = config.get(ISOLATION) or self.config[ISOLATION]
         try:
-            return self.resolve({ISOLATION: where})[ISOLATION] == "process"
+            return self.transformer.resolve({ISOLATION: where})[ISOLATION] == "process"
         except ConfigError:
             # The call without a process resolves the setting again and reports the error.
             return False

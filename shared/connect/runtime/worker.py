@@ -7,7 +7,7 @@ task fails or waits without end, all others continue. But an `async def` method 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock.shared.common.backoff import ExponentialBackoff, RestartBackoff
@@ -17,7 +17,6 @@ from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from penstock.shared.connect.config_provider import ConfigTransformer, unresolved
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, TooManyTasks, summary_of, trace_of
-from penstock.shared.connect.redaction import Mask
 from penstock.shared.connect.runtime.config_validation import ConfigInfos, validate_connector
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins, class_name
@@ -187,7 +186,7 @@ class Worker:
         The validation runs in a thread, since the connector may read from its external system.
         """
         return await TaskThread.call_once(
-            "validate", lambda: validate_connector(self.plugins, self.resolve(config), self.config.values)
+            "validate", lambda: validate_connector(self.plugins, self.transformer.resolve(config), self.config.values)
         )
 
     async def stop_connector(self, name: str) -> None:
@@ -264,7 +263,7 @@ class Worker:
         return True
 
     def _check_tasks_max(self, spec: TaskSpec) -> None:
-        config = self.resolve(spec.connector_config)
+        config = self.transformer.resolve(spec.connector_config)
         tasks_max = int(config.get("tasks.max", "1"))
         if spec.tasks > tasks_max and config.get("tasks.max.enforce", "true").lower() == "true":
             raise TooManyTasks(
@@ -314,14 +313,6 @@ class Worker:
                 task.transition_to(target)
         if (connector := self._connectors.get(name)) is not None:
             await connector.transition_to(target)
-
-    def resolve(self, config: Mapping[str, str]) -> dict[str, str]:
-        """Return a configuration with its variables (`${…}`) resolved. The result must not be stored."""
-        return self.transformer.resolve(config)
-
-    def masking(self, config: Mapping[str, str]) -> Mask:
-        """Return a function that masks a configuration's secrets in a text, as `ConfigTransformer.masking` does."""
-        return self.transformer.masking(config)
 
 
 def restart_backoff(config: WorkerConfig) -> ExponentialBackoff | None:
