@@ -70,14 +70,12 @@ class SubmittedRecord:
             self.acked = True
             self._owner.pending -= 1
 
-    def drop(self) -> bool:
-        """Remove a record that was never sent. Returns False if the record was removed or acknowledged before."""
-        if self._settled:
-            return False
-        self._settled = True
-        self._owner.pending -= 1
-        self._owner.forget(self)
-        return True
+    def drop(self) -> None:
+        """Remove a record that was never sent, unless it was removed or acknowledged before."""
+        if not self._settled:
+            self._settled = True
+            self._owner.pending -= 1
+            self._owner.forget(self)
 
 
 class SubmittedRecords:
