@@ -295,10 +295,8 @@ class PostgresSourceConnector(SourceConnector):
 
     async def start(self, props: Props) -> None:
         super().start(props)
-        if not (props.get("query") or props.get("table.whitelist") or props.get("mode") == "logical"):
-            raise ConfigError("either table.whitelist or query must be given")
-        if props.get("mode") == "logical" and not SLOT_NAME.fullmatch(props.get("slot.name", "")):
-            raise ConfigError(NO_SLOT)
+        if errors := [error for value in self.validate(props) for error in value.errors]:
+            raise ConfigError("; ".join(errors))
 
     async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
         if self.props.get("query") or self.props.get("mode") == "logical":

@@ -451,12 +451,14 @@ def test_logical_decoding_needs_a_slot_and_no_tables() -> None:
 
 
 async def test_a_slot_has_one_reader() -> None:
-    """Logical decoding has one task with any `tasks.max`, and does not start without a slot name."""
+    """Logical decoding has one task with any `tasks.max`, and does not start with invalid settings."""
     connector = PostgresSourceConnector()
     await connector.start({**LOGICAL, "table.whitelist": "a,b"})
     assert await connector.task_configs(5) == [{**LOGICAL, "table.whitelist": "a,b"}]
     with pytest.raises(ConfigError, match=r"slot\.name"):
         await connector.start({**LOGICAL, "slot.name": ""})
+    with pytest.raises(ConfigError, match=r"mode=logical.*query"):
+        await connector.start({**LOGICAL, "query": "SELECT 1"})
 
 
 async def test_a_slots_offset_can_be_altered() -> None:
