@@ -85,8 +85,8 @@ class Admission:
         """Accept a request of `client` for `topic`, or raise.
 
         Raises Problem (429) if the client exceeds a rate, and Problem (403) if the topic does not accept events. Raises
-        InvalidTopic or UnknownTopicOrPartition because of the topic, BrokerNotAvailable if Kafka does not answer, and
-        IllegalState if the service is shutting down.
+        BrokerNotAvailable if Kafka does not answer, IllegalState if the service is shutting down, and another
+        PenstockError (for example UnknownTopicOrPartition) if the topic's name or partitions cannot be used.
         """
         if self.drain.begun:
             raise IllegalState("the service is shutting down")
@@ -118,7 +118,7 @@ class Admission:
         return topic in self._accepted_topics
 
     def charge(self, client: str, records: int) -> None:
-        """Charge the client for stored records."""
+        """Charge the client for `records` records; see `max_records_per_second`."""
         self._records_of.charge(client, records, self._clock.monotonic_ms())
 
     def _check_rates(self, client: str) -> None:

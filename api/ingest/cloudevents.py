@@ -107,7 +107,7 @@ class CloudEvent(NamedTuple):
 
 
 def is_binary_cloudevent(headers: Mapping[str, str]) -> bool:
-    """Return whether a request is an event in binary mode."""
+    """Return whether a request has the header `ce-specversion`, which an event in binary mode has."""
     return SPEC_VERSION in headers
 
 
@@ -248,7 +248,10 @@ def _replace_record_value(record: ProducerRecord, value: bytes | None) -> Produc
 
 
 def _decode_header(name: str, value: str) -> str:
-    """Return a header's value, unquoted and percent-decoded; each character stands for one received byte."""
+    """Return a header's value, unquoted and percent-decoded. Each character of `value` stands for one received byte.
+
+    Raises EventRejected if the result is not UTF-8.
+    """
     # Senders of older versions quote a value with spaces (HTTP binding, section 3.1.3.2).
     if len(value) > 1 and value[0] == value[-1] == '"':
         value = re.sub(r"\\(.)", r"\1", value[1:-1])

@@ -373,7 +373,7 @@ def _first_non_utf8_byte(value: bytes) -> int | None:
 
 
 class Attributes(NamedTuple):
-    """The key and the time (ms, or ISO 8601) of an event that are not in its value."""
+    """The key and the time of an event that are in its attributes, not in its value. `time` is the received text."""
 
     key: bytes | None = None
     time: str | None = None

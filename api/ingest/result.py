@@ -102,7 +102,7 @@ class IngestResult:
                 offsets.append({self.unit: position, "partition": partition, "offset": offset})
 
     def discard_acknowledgements(self) -> None:
-        """Drop the acknowledgements of a transaction that was not committed."""
+        """Forget the stored events and their offsets. The errors remain."""
         self.stored_count = 0
         self.last_offsets.clear()
         self._offsets.clear()
@@ -127,7 +127,7 @@ class IngestResult:
         return row
 
     def totals(self) -> dict[str, Any]:
-        """Return the counts of all events by outcome."""
+        """Return the counts of all events by outcome, and where and why reading stopped early."""
         failed = self._popped_count + len(self.errors)
         totals = {"stored": self.stored_count, "not_stored": failed - self.unknown_count, "unknown": self.unknown_count}
         return totals | self._stop_details()

@@ -1,14 +1,15 @@
 """Answers an NDJSON body while it is still arriving: `Accept: application/x-ndjson`.
 
-The status is 207 from the start, since the outcome of later events is unknown. Each line covers the events since the
-previous line, and is written when their outcomes are known:
+The status is 207 from the start, since the outcome of later events is unknown. Each line has the outcomes that became
+known since the previous line. The outcomes of all events up to `through_line` are then known:
 
     {"through_line":20000,"stored":19999,"errors":[{"line":7,...}]}
 
 A line is written when the outcomes of all received events are known. Until then, new outcomes are written about once a
 second while Kafka keeps up. So a client may wait for a line before it sends the next event. The last line has
-`"status"` and the totals. If the connection breaks before the last line, events that no line covers may or may not be
-stored. A client must read while it writes: one that does not read is disconnected after `body_timeout_ms`.
+`"status"` and the totals. If the connection breaks before the last line, events after the last
+`through_line` may or may not be stored. A client must read while it writes: one that does not read is disconnected
+after `body_timeout_ms`.
 """
 
 from __future__ import annotations

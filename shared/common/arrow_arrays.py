@@ -34,7 +34,7 @@ def binary_array(strings: PackedBytes) -> pa.Array:
 
 
 def packed(column: Any) -> PackedBytes:
-    """Return an Arrow array of type `binary`, which may have nulls, as PackedBytes, without a copy of the bytes.
+    """Return the strings and nulls of an Arrow array of type `binary` as PackedBytes, without a copy of the bytes.
 
     An array of type `large_binary` is converted first. Spark makes such arrays if `useLargeVarTypes` is set.
 

@@ -166,7 +166,7 @@ class ChildProcess:
                 (os.killpg if group else os.kill)(self._pid, number)
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> list[str]:
-        """Return the last lines that this run wrote to its log file."""
+        """Return the last lines that were appended to the log file since the child's start."""
         return [] if self.log_file is None else tail(self.log_file, lines, start=self._log_start)
 
     def died(self) -> ChildDied:
@@ -296,7 +296,10 @@ def describe_exit_status(status: int) -> str:
 
 
 def tail(file: Path, lines: int, *, start: int = 0) -> list[str]:
-    """Return the last `lines` lines after byte `start`, of at most LOG_TAIL_BYTES; none if the file cannot be read."""
+    """Return the last `lines` lines of a file after byte `start`. At most the last LOG_TAIL_BYTES are read.
+
+    Returns no lines if the file cannot be read.
+    """
     try:
         with file.open("rb") as f:
             size = f.seek(0, os.SEEK_END)

@@ -1,7 +1,4 @@
-"""The clock. Only code that awaits or does I/O reads it; all other code takes `now_ms` as an argument.
-
-Connect's transform TimestampConverter is the one exception, because a transform is called with a record alone.
-"""
+"""The clock. Code that awaits or does I/O reads it. Most other code takes `now_ms` as an argument."""
 
 from __future__ import annotations
 

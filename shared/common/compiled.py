@@ -20,7 +20,10 @@ if IS_COMPILED:
     from numba.core import types
 
     def _widened_kernel_argument(argument: Any) -> Any:
-        """The argument type that called kernels are compiled for: a constant's plain type, and int64 for int32."""
+        """The type for which a kernel is compiled if another kernel passes it an argument of the type `argument`.
+
+        It is int64 for int32, and the plain type of a constant. Any other type stays the same.
+        """
         plain: Any = types.unliteral(argument)  # type: ignore[no-untyped-call]
         return types.int64 if plain == types.int32 else plain
 

@@ -70,7 +70,7 @@ class KafkaTimeout(RetriableError):
 
 
 class BrokerNotAvailable(RetriableError):
-    """No broker could be reached."""
+    """No broker could be reached, or the broker cannot serve the request now."""
 
 
 class UnknownTopicOrPartition(RetriableError):
@@ -78,7 +78,7 @@ class UnknownTopicOrPartition(RetriableError):
 
 
 class NotLeaderOrFollower(RetriableError):
-    """The broker that received the request cannot serve the partition as its leader (yet, or any more)."""
+    """The partition has no leader, or the broker that received the request cannot serve it (yet, or any more)."""
 
 
 class NotEnoughReplicas(RetriableError):
@@ -92,23 +92,23 @@ class DeliveryTimeout(PenstockError):
 
 
 class BufferExhausted(RetriableError):
-    """No buffer memory became free within `max_block_ms`."""
+    """A limit on memory is reached: for example, no buffer memory became free within `max_block_ms`."""
 
 
 class RecordTooLarge(DataError):
-    """A record is larger than `max_request_size`, or than the broker accepts."""
+    """A record is larger than `max_request_size` or `buffer_memory`, or than the broker accepts."""
 
 
 class SendCancelled(PenstockError):
-    """A record was cancelled before it was sent."""
+    """A record was cancelled before it was acknowledged."""
 
 
 class InvalidTopic(DataError):
-    """A topic name that Kafka does not allow."""
+    """Kafka does not allow the topic, or no topic is named."""
 
 
 class InvalidTimestamp(DataError):
-    """A record's timestamp is outside the range that the topic accepts."""
+    """A record's timestamp is invalid, or outside the range that the topic accepts."""
 
 
 class TopicAlreadyExists(PenstockError):
@@ -116,7 +116,7 @@ class TopicAlreadyExists(PenstockError):
 
 
 class AuthenticationFailed(FatalError):
-    """The broker rejected the credentials."""
+    """The TLS or SASL handshake with a broker failed, for example because the broker rejected the credentials."""
 
 
 class AuthorizationFailed(FatalError):
@@ -132,11 +132,11 @@ class ProducerFenced(FatalError):
 
 
 class OutOfOrderSequence(FatalError):
-    """The broker saw a gap in an idempotent producer's sequence numbers."""
+    """The broker saw a gap in an idempotent producer's sequence numbers, or has lost the producer's state."""
 
 
 class TransactionAborted(AbortableError):
-    """The transaction a record or offset belonged to was aborted."""
+    """The transaction of a record or offset was aborted, or can only be aborted."""
 
 
 class Wakeup(PenstockError):
@@ -164,7 +164,7 @@ class FencedInstanceId(FatalError):
 
 
 class InconsistentGroupProtocol(PenstockError):
-    """The group's other members use another assignment protocol than `partition_assignment_strategy`."""
+    """The group's other members use another assignment protocol than this member."""
 
 
 class GroupMaxSizeReached(PenstockError):
@@ -184,7 +184,7 @@ class NoOffsetForPartition(PenstockError):
 
 
 class GroupNotEmpty(PenstockError):
-    """The group has members, so it cannot be deleted and its offsets cannot be changed.
+    """A group has members that prevent the call, for example its deletion or a change of its offsets.
 
     The message names the members, unless they have left meanwhile.
     """
@@ -239,11 +239,11 @@ class UnsupportedVersion(FatalError):
 
 
 class InvalidRequest(DataError):
-    """A request has invalid values (partitions, replication factor, configs); the message says why."""
+    """A request or a record has invalid values, or the broker's configuration forbids it; the message says why."""
 
 
 class GroupNotFound(PenstockError):
-    """The coordinator knows no group with that id."""
+    """The coordinator knows no group with that id, or the group has no committed offsets."""
 
 
 class BrokerError(PenstockError):
@@ -255,7 +255,7 @@ class JarsUnavailable(ConfigError):
 
 
 class JavaNotFound(ConfigError):
-    """No Java was found in any of the searched locations."""
+    """No Java that runs was found in the searched locations."""
 
 
 class WrongJava(ConfigError):
@@ -271,7 +271,7 @@ class NotASnapshot(FatalError):
 
 
 class WriterFenced(FatalError):
-    """Another writer has appended under the same application's name."""
+    """Another writer has appended to the Delta table under the same transaction identifier (`appId`)."""
 
 
 class LakeNotRemoved(RetriableError):

@@ -122,7 +122,7 @@ class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
         ) -> None: ...
 
     def with_header_pairs(self) -> ProducerRecord[K, V]:
-        """The record with its headers as pairs, in whatever form they were passed."""
+        """The record, with its headers as pairs if they are a dict. Otherwise the record itself."""
         pairs = header_pairs(self.headers)
         return self if pairs is self.headers else msgspec.structs.replace(self, headers=pairs)
 
@@ -176,9 +176,10 @@ class RecordColumns(Sequence[ProducerRecord]):
 
 
 class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
-    """Where a record was stored. `offset` is -1 under acks=0; `timestamp` is in ms.
+    """Where a record was stored. `timestamp` is in ms.
 
-    The sizes are in bytes, and -1 if the record's key or value is None.
+    `offset` is -1 if the broker did not return one, as under acks=0. A size is in bytes; for a key or value that is
+    None it is -1.
     """
 
     topic: str

@@ -54,7 +54,9 @@ _KUBERNETES_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a child process that inherits no setting or credential, and no settings file.
+    """Return the environment for a child process, without Penstock's own variables except PENSTOCK_MAVEN_REPOSITORY.
+
+    PENSTOCK_CONFIG names an empty file, so the child reads no settings file.
 
     >>> without_settings({"PATH": "/bin", "PENSTOCK_LAKE": "lake", "PENSTOCK_MAVEN_REPOSITORY": "https://m.example"})
     {'PATH': '/bin', 'PENSTOCK_MAVEN_REPOSITORY': 'https://m.example', 'PENSTOCK_CONFIG': '/dev/null'}
@@ -161,7 +163,10 @@ def unknown_keys(model: type[BaseModel], keys: Iterable[str]) -> list[str]:
 
 
 def unknown_variables(model: type[BaseModel], environ: Mapping[str, str]) -> list[str]:
-    """One text for each variable that is meant as a setting but names none, without the variable's value."""
+    """One text for each variable that is meant as a setting and is unknown. The text does not contain the value.
+
+    Only the top-level name of another command's setting is checked.
+    """
     given = {name: _setting_path(name) for name, value in environ.items() if _is_setting_variable(name.upper(), value)}
     others = _top_level_names(path[0] for path in given.values() if path[0] not in model.model_fields)
     spelled = {variable(path) for path in paths(model)} | {variable([name]) for name in others}

@@ -74,7 +74,7 @@ def require_heartbeat_within_session(heartbeat_interval_ms: int, session_timeout
 
 
 class Section(BaseModel):
-    """A table of settings. ConfigError names each setting that is wrong, contradicts another, or is missing."""
+    """A table of settings. ConfigError names the settings that are wrong, contradict each other, or are missing."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -219,7 +219,7 @@ class LogSettings(Section):
 
 
 class CommandSettings(BaseSettings):
-    """Base of the settings of commands. A command has a subclass with fields for the settings that it uses.
+    """Base of the settings of commands. A subclass has fields for the settings that its command uses.
 
     Some commands have no subclass, for example `connect`, which reads properties files.
     """
@@ -255,8 +255,8 @@ class CommandSettings(BaseSettings):
     ) -> Self:
         """Load a command's settings from its flags, the environment and the settings file.
 
-        Raises ConfigError, which names the file that cannot be read, the unknown settings, or else each wrong value's
-        setting, reason, flag and environment variable. `--help` prints every setting and exits.
+        Raises ConfigError, which names the file that cannot be read, the unknown settings, or the settings with wrong
+        values. `--help` prints every setting and exits.
         """
         environ = os.environ if environ is None else environ
         arguments, file = find_settings_file(arguments, environ)

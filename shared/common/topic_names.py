@@ -73,5 +73,5 @@ def dead_letter_topic(topic: str) -> str:
 
 
 def is_internal(topic: str) -> bool:
-    """Whether a topic is Kafka's own, or has the name of a topic that Penstock writes."""
+    """Whether a topic's name has Kafka's prefix for internal topics (`__`), or a suffix of Penstock's own topics."""
     return topic.startswith(KAFKA_PREFIX) or topic.endswith(OWN_SUFFIXES)

@@ -20,7 +20,7 @@ def add_to_search_path(folder: str | None = None) -> str:
 def lacks_module(error: Exception, module: str) -> bool:
     """Return whether the error of a module's import means that there is no such module.
 
-    Otherwise the module exists, and an import within it failed.
+    Otherwise the module itself raised the error.
 
     >>> lacks_module(ModuleNotFoundError(name="shop"), "shop.handlers")
     True

@@ -66,7 +66,10 @@ def recording(archive: Path) -> Iterator[tuple[str, ...]]:
 
 
 def recorded_file(archive: Path) -> Path:
-    """Return the path that a JVM of this process writes before `keep_archive`: a JVM must not map half an archive."""
+    """Return the path to which a JVM that this process starts writes its archive.
+
+    `keep_archive` moves the complete file to the archive's path: a JVM must not map half an archive.
+    """
     return archive.with_name(f"{archive.name}.{os.getpid()}")
 
 

@@ -69,8 +69,8 @@ def append_once(
     """Append an Arrow table and set the versions of applications, in one commit.
 
     `versions` has, by application, the version that the table must have (None: no version) and the new version. New
-    columns are added to the table. Raises WriterFenced if the table has another version, DataError if a column does not
-    fit its type or no value has a type, RetriableError if the storage fails or a concurrent commit conflicts.
+    columns are added to the table. Raises WriterFenced if the table has another version, DataError if the data does not
+    fit the table or no value has a type, RetriableError if the storage fails or a concurrent commit conflicts.
     """
     # One load of the table for the check and the append: Delta then rejects the append if another commit has set one of
     # the versions since.

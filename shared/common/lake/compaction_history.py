@@ -50,7 +50,7 @@ class _CompactionMetadata(msgspec.Struct):
 def read_compactions(
     lake: str, application: str, limit: int, storage_options: Mapping[str, str] | None = None
 ) -> list[Compaction]:
-    """Read the last compactions of an application, newest first, as far as the table's history goes back.
+    """Read the last compactions of an application, newest first.
 
     At most `limit` compactions are returned. There may be fewer, since only a limited number of commits is read, and
     other commits may lie between the compactions. Raises LakeUnavailable.
