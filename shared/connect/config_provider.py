@@ -78,7 +78,7 @@ class _PathConfigProvider(ConfigProvider):
             self._allowed = [Path(path.strip()).resolve() for path in allowed.split(",")]
 
     def _read_allowed_file(self, path: Path) -> str | None:
-        """Return the file's text, or None if there is no such file.
+        """Return the file's text, or None if there is no regular file at the path.
 
         Raises ConfigError for a path outside of `allowed.paths`, whether or not it exists, and for an unreadable file.
         """

@@ -29,7 +29,7 @@ class Converter(ABC):
         return CONNECT_VERSION
 
     def configure(self, configs: Mapping[str, Any], is_key: bool) -> None:
-        """Take the converter's settings, without the prefix that they have in the connector's configuration."""
+        """Take the converter's settings, without their prefix, such as `key.converter.`."""
 
     @abstractmethod
     def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:

@@ -20,7 +20,7 @@ class ConnectError(PenstockError):
 
 
 class ConnectorNotFound(ConnectError):
-    """No connector, task or plugin has that name."""
+    """A connector, task, plugin, logger or status is not known here (404)."""
 
 
 class TooManyTasks(ConnectError):
@@ -53,7 +53,7 @@ class TooManyTasksThere(FailedThere, TooManyTasks):
 
 
 class BadRequest(ConnectError):
-    """A request or a setting in it is malformed (400)."""
+    """A request is invalid, or the connector's state does not allow it (400)."""
 
 
 class ToleranceExceeded(ConnectError):

@@ -1,8 +1,8 @@
-"""Redaction: configs, log lines and errors show `[hidden]` in place of each secret.
+"""Redaction: configs, log lines and errors show `[hidden]` in place of secrets.
 
-The type of a setting decides whether the setting is secret. If the connector does not define the setting, its name
-decides. A URL is shown without its password. A value that consists only of variables such as `${env:TOKEN}` is not a
-secret.
+The type of a setting decides whether the setting is secret. If the type is not known, as in most log lines and errors,
+the name of the setting decides. A URL is shown without its password. A value that consists only of variables such as
+`${env:TOKEN}` is not a secret.
 
 A client may read a config over REST, change it and write it back. Then `[hidden]` stands for the stored secret, which
 stays in force.

@@ -93,7 +93,7 @@ class SourceTaskContext(Protocol):
 
     @property
     def transaction_context(self) -> TransactionContext | None:
-        """The transaction context, or None unless the task defines its transactions itself."""
+        """The transaction context under exactly-once with `transaction.boundary=connector`; otherwise None."""
         ...
 
     def wait_for(self, awaitable: Awaitable[T]) -> T:

@@ -2,7 +2,7 @@
 
 Workers keep their work through a rebalance. The leader assigns new work, and revokes surplus work. A worker whose work
 was revoked stops it and requests the next rebalance at once. In that rebalance the leader assigns the revoked work. So
-no work runs twice, and a rebalance interrupts only the work that moves.
+a rebalance interrupts only the work that moves.
 
 If a worker leaves, its work is lost. For `scheduled.rebalance.max.delay.ms` the leader keeps lost work for a worker
 that returns (a restart, a roll-out). After the delay it assigns the lost work to the workers with the least work, such

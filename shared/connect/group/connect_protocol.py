@@ -86,7 +86,8 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class ExtendedAssignment:
-    """The leader's message to a worker. The meaning of `work` depends on the version (see the module).
+    """The leader's message to a worker. In version 0, `work` is all work of the worker; from version 1 on, it is the
+    additional work. When the worker applies the message, it replaces `work` by all of its work.
 
     If `delay_ms` is not 0, the worker joins again after that time.
     """

@@ -297,7 +297,7 @@ class WorkerMember(Member):
         return member_id
 
     def fail(self, error: PenstockError) -> None:
-        """Leave the group with an error that `next_step` raises."""
+        """Forget the membership in the group, and let `next_step` raise the error."""
         self.error = error
         self._forget_generation(member=True)
         self._rejoin = True

@@ -112,7 +112,10 @@ class BaseHerder(ABC):
             return None
 
     def startup_metrics(self) -> dict[str, float]:
-        """Return how often connectors and tasks were started, under Kafka Connect's names."""
+        """Return the attempts to start connectors and tasks, and how many succeeded, under Kafka Connect's names.
+
+        Percentages are from 0 to 1. Automatic restarts of failed tasks (`task.restart.enable`) do not count.
+        """
         found: dict[str, float] = {}
         for kind in ("connector", "task"):
             good = float(self._runner.startups[kind, True])
@@ -125,7 +128,7 @@ class BaseHerder(ABC):
         return found
 
     def rebalance_metrics(self) -> dict[str, float]:
-        """Return the group's rebalance metrics, under Kafka Connect's names; empty if there is no group."""
+        """Return this worker's metrics of rebalances, under Kafka Connect's names; empty if there is no group."""
         return {}
 
     def rebalance_texts(self) -> dict[str, str]:
@@ -135,7 +138,7 @@ class BaseHerder(ABC):
     # --- reads of REST ---
 
     async def server_info(self) -> Json:
-        """Return the runtime's version and the cluster's id."""
+        """Return the release of Kafka Connect that this worker implements, and the id of the Kafka cluster."""
         cluster = await self._admin.cluster()
         return {"version": CONNECT_VERSION, "commit": "penstock", "kafka_cluster_id": cluster.cluster_id}
 
@@ -144,7 +147,7 @@ class BaseHerder(ABC):
         return self.snapshot().connectors()
 
     def connector_info(self, name: str) -> Json:
-        """Return a connector as `views.connector_info` does, with secrets hidden."""
+        """Return a connector's type, its tasks' ids, and its config with secrets hidden. Raises ConnectorNotFound."""
         info = views.connector_info(self.snapshot(), self.plugins, name)
         return {**info, "config": self.shown_config(name)}
 
@@ -165,7 +168,7 @@ class BaseHerder(ABC):
         return redaction.restored(config, self.snapshot().configs.get(name, {}), self._connector_plugin(config))
 
     def task_infos(self, name: str) -> list[Json]:
-        """Return a connector's tasks as `views.task_infos` does, with secrets hidden."""
+        """Return the tasks of a connector with their configs, with secrets hidden. Raises ConnectorNotFound."""
         plugin = self._connector_plugin(self.connector_config(name))
         return [
             {**info, "config": redaction.redacted(info["config"], plugin)}
@@ -173,11 +176,12 @@ class BaseHerder(ABC):
         ]
 
     def connector_status(self, name: str) -> Json:
-        """See `views.connector_status`."""
+        """Return the states of a connector and its tasks. Raises ConnectorNotFound if the connector has no config, or
+        no status."""
         return views.connector_status(self.snapshot(), self._stores.statuses.cache, self.plugins, name)
 
     def task_status(self, task: ConnectorTaskId) -> Json:
-        """See `views.task_status`."""
+        """Return the state of one task. Raises ConnectorNotFound if no status is known."""
         return views.task_status(self._stores.statuses.cache, task)
 
     def active_topics(self, name: str) -> Json:
@@ -220,11 +224,11 @@ class BaseHerder(ABC):
     # --- validation ---
 
     async def validate(self, config: Mapping[str, str], plugin: str | None = None) -> Json:
-        """Return the errors of a config, setting by setting. The values of its variables are masked.
+        """Return each setting of a config with its definition, value and errors. The values of variables are not shown.
 
         Raises BadRequest if `plugin` and the config name different classes. Raises ConfigError if the config names no
-        known class, or the connector raises ConfigError. Raises ConnectError for the connector's other errors, and
-        RequestTimedOut.
+        known class, a variable cannot be resolved, or the connector raises ConfigError. Raises ConnectError for the
+        connector's other errors, and RequestTimedOut.
         """
         given = config.get("connector.class")
         if plugin is not None and given is not None and not self._names_same_plugin(plugin, given):
@@ -253,7 +257,8 @@ class BaseHerder(ABC):
         return infos
 
     async def _check_config(self, config: Mapping[str, str]) -> None:
-        """Raises BadRequest, in Kafka Connect's words, if a connector with this config cannot be created."""
+        """Validate a connector's config. Raises BadRequest, in Kafka Connect's words, if a setting is invalid, and the
+        errors of `validate`."""
         infos = await self._validate_connector_config(config)
         if infos.error_count:
             raise BadRequest(infos.error_message())
@@ -270,7 +275,9 @@ class BaseHerder(ABC):
         replace: bool,
         instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
-        """Create or change a connector. Returns whether it is new, and its form in REST.
+        """Create a connector, or replace its config. Returns whether it is new, and its form in REST.
+
+        `target` becomes the target state. None keeps the target state, which is STARTED for a new connector.
 
         Raises BadRequest if the config is invalid, and the other errors of `validate`. Raises AlreadyExists if the
         connector exists and `replace` is False, and StaleConfig if `instead_of` is given and is not the current config.
@@ -313,8 +320,8 @@ class BaseHerder(ABC):
     # --- restarts ---
 
     async def _await_connector_restart(self, name: str, restarting: asyncio.Task[State | None]) -> None:
-        """Wait for a connector's restart, which continues if the request times out. Raises ConnectError if the
-        connector then fails to start."""
+        """Wait for a connector's restart. Raises ConnectError if the connector fails to start. Raises RequestTimedOut
+        after REQUEST_TIMEOUT_MS; the restart then continues."""
         await asyncio.wait([restarting], timeout=REQUEST_TIMEOUT_MS / 1000)
         if not restarting.done():
             raise RequestTimedOut("The connector takes too long to start. Its restart continues")

@@ -101,7 +101,7 @@ def sink_offsets(rows: Sequence[Row]) -> dict[TopicPartition, int | None]:
 
 
 class ConnectorOffsets:
-    """The offsets of all connectors of a worker."""
+    """Reads, alters and resets the offsets of the cluster's connectors."""
 
     def __init__(self, admin: Admin, offsets: OffsetBackingStore) -> None:
         self._admin = admin

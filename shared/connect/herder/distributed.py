@@ -1,12 +1,13 @@
 """One worker of a distributed cluster: takes part in rebalances, runs its assigned work, and applies new configs.
 
-Everything that changes state runs in one loop, one step after another. `run_once` first joins the group if needed, then
-applies new configs, then runs the REST requests in the command queue. Slow work runs outside the loop, such as the
-start of a connector or a request to the leader. If it changes configs, it does so by a command.
+The herder runs one loop, one step after another. `run_once` first joins the group if needed, then applies new configs,
+then runs the REST requests in the command queue. Slow work runs outside the loop, such as the start of a connector or a
+request to the leader.
 
-Only the leader writes configs, except that any worker may write a logger's level, or pause or resume a connector. For
-any other change, another worker raises NotHere with the leader's address, and the REST layer forwards the request
-there. A change waits for the end of a rebalance, and is rejected (RebalanceNeeded) if that takes too long.
+Only the leader writes configs, except that any worker may write a logger's level, or pause or resume a connector. If
+another change of a connector is requested of another worker, that worker raises NotHere with the leader's address, and
+the REST layer forwards the request there. A change of a connector waits for the end of a rebalance, and is rejected
+(RebalanceNeeded) if that takes too long.
 """
 
 from __future__ import annotations
@@ -463,9 +464,10 @@ class DistributedHerder(BaseHerder):
         replace: bool,
         instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
-        """Create or change a connector, as every herder does.
+        """Create a connector, or replace its config. Returns whether it is new, and its form in REST.
 
-        Also raises RebalanceNeeded, and NotHere if this worker is not the leader.
+        If the config is unchanged and `target` is None, only the connector is restarted. Raises the errors of
+        `BaseHerder.put_connector`, RebalanceNeeded, and NotHere if this worker is not the leader.
         """
         await self._check_config(self._with_stored_secrets(name, config))
         self._check_group(name, config)
@@ -763,7 +765,8 @@ class DistributedHerder(BaseHerder):
             await self._leader_client.fence(url, name, self.snapshot().session_key)
 
     async def _fence_older_tasks(self, name: str) -> None:
-        """On the leader: fences the producers of a source's older tasks, if needed, and stores the number of tasks."""
+        """On the leader: fence the producers of a source's older tasks if needed. Then store the number of current
+        tasks, unless there are none. Does nothing if they were fenced already for this set of tasks."""
         snapshot = self.snapshot()
         config = views.config_of(snapshot, name)
         if views.kind_of_connector(self.plugins, config) != "source":

@@ -14,7 +14,8 @@ class AlreadyExists(ConnectError):
 
 
 class RebalanceNeeded(ConnectError):
-    """A rebalance of the group is pending, or this worker is still starting. The client may retry later (409)."""
+    """The worker cannot carry out the request now, mostly because a rebalance of the group is pending. The client may
+    retry later (409)."""
 
 
 class StaleConfig(ConnectError):

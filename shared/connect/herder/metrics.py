@@ -113,7 +113,7 @@ class ConnectMetrics(Collector):
 
 
 def _group_of_task_metric(name: str) -> str:
-    """Return the group in which the herder's metrics have a metric of a task.
+    """Return the group of a task's metric, as in Kafka Connect: the JMX type with underscores.
 
     >>> [_group_of_task_metric(name) for name in ("put_batch_avg_time_ms", "source_record_poll_rate", "total_retries")]
     ['sink_task_metrics', 'source_task_metrics', 'task_error_metrics']

@@ -1,8 +1,7 @@
-"""The connectors and tasks that a restart request restarts. The plan depends only on the request and the statuses, so
-every worker makes the same plan.
+"""The connectors and tasks that a restart request restarts. The plan depends only on the request and the statuses.
 
-When the leader takes a request, it first writes the status RESTARTING for everything in the plan. The workers make
-their plans after that, and treat RESTARTING as FAILED.
+The leader of a group may write the status RESTARTING for everything in the plan before the workers make their plans.
+So a plan treats RESTARTING as FAILED.
 
 >>> connector = ConnectorStatus("orders", State.RUNNING, "a:8083", 1)
 >>> states = (State.FAILED, State.RUNNING)

@@ -98,7 +98,10 @@ class StandaloneHerder(BaseHerder):
         replace: bool,
         instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
-        """As in every herder."""
+        """Create a connector, or replace its config. Returns whether it is new, and its form in REST.
+
+        Returns before the connector has started. Raises the errors of `BaseHerder.put_connector`.
+        """
         await self._check_config(self._with_stored_secrets(name, config))
 
         async def put_connector_config() -> tuple[bool, Json]:
@@ -213,11 +216,11 @@ class StandaloneHerder(BaseHerder):
     async def put_task_configs(
         self, name: str, configs: Sequence[Config], body: bytes, headers: Mapping[str, str]
     ) -> None:
-        """There are no other workers."""
+        """Raise BadRequest: a standalone worker takes no requests from other workers."""
         raise BadRequest(NO_INTERNAL)
 
     async def fence(self, name: str, body: bytes, headers: Mapping[str, str]) -> None:
-        """There are no other workers."""
+        """Raise BadRequest: a standalone worker takes no requests from other workers."""
         raise BadRequest(NO_INTERNAL)
 
     # --- task configs ---

@@ -53,7 +53,10 @@ class StatusReporter:
         return f"<StatusReporter {self._worker_id}>"
 
     def on_event(self, id: Id, event: Event, trace: str | None = None) -> None:
-        """Write the status after the event. The middle of a very long trace is left out."""
+        """Report the status that the event leads to, without waiting for the write. DELETION removes the status.
+
+        The middle of a very long trace is left out.
+        """
         if event is Event.DELETION:
             self._statuses.put(Forgotten(id))
         # As in AbstractHerder: a report at the end of work must not overwrite that of the next owner.
@@ -66,7 +69,7 @@ class StatusReporter:
             self._statuses.put(self._status_to_report(id, TRANSITIONS[event][1]))
 
     def on_topic_used(self, id: ConnectorTaskId, topic: str) -> None:
-        """Record a topic, unless it is in the connector's list of topics already."""
+        """Add a topic to the connector's list of topics, unless it is there already or topics are not tracked."""
         seen = (id.connector, topic)
         if not self._tracks_topics or (
             seen in self._topics and self._statuses.cache.topic(id.connector, topic) is not None

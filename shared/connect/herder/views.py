@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 def kind_of_connector(plugins: Plugins, config: Config | None) -> str:
-    """Return `source`, `sink`, or `unknown` if the class is not installed here."""
+    """Return `source` or `sink`, or `unknown` without a config or if the class is not installed on this worker."""
     found = None if config is None else plugins.any_kind(config.get("connector.class", ""))
     try:
         return "unknown" if found is None else connector_type(found)
@@ -34,7 +34,7 @@ def config_of(snapshot: ConfigSnapshot, name: str) -> Config:
 
 
 def connector_info(snapshot: ConfigSnapshot, plugins: Plugins, name: str) -> Json:
-    """Return a connector with its config and its tasks' ids. Raises ConnectorNotFound."""
+    """Return a connector's name, config and type, and its tasks' ids. Raises ConnectorNotFound."""
     config = config_of(snapshot, name)
     return {
         "name": name,

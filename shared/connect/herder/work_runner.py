@@ -2,8 +2,8 @@
 
 The start of a connector may take any time, so it runs outside the herder's loop. `on_reconfiguration` is called when a
 connector becomes RUNNING, or requests new task configs. Tasks start at once, or after `before_task`, and initialize in
-the background. A call to stop returns when the work is stopped. Work that is revoked during its restart is not started
-again.
+the background. A call to stop returns when the work is stopped, or abandoned after the worker's graceful timeout. Work
+that is revoked during its restart is not started again.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class WorkRunner:
             await asyncio.wait(beside)
 
     def start_connector(self, name: str) -> None:
-        """Start a connector as configured, in its target state."""
+        """Begin to start a connector as configured, in its target state. Does not wait for the start."""
         starting = self.beside(self._start_connector(name))
         self._starting[name] = starting
         starting.add_done_callback(lambda done: self._starting.get(name) is done and self._starting.pop(name))

@@ -34,7 +34,7 @@ NO_OFFSET = -1
 
 @dataclass(frozen=True, slots=True)
 class ConnectorChanged:
-    """A connector's config has changed, or its first config is there."""
+    """A connector's config was written, even if it equals the one before. `is_new` is True for its first config."""
 
     connector: str
     is_new: bool
@@ -49,7 +49,7 @@ class ConnectorRemoved:
 
 @dataclass(frozen=True, slots=True)
 class TasksChanged:
-    """The tasks of a connector have changed. `tasks` are the current ones."""
+    """A complete set of task configs was committed, even if it equals the one before. `tasks` are the set's tasks."""
 
     connector: str
     tasks: tuple[ConnectorTaskId, ...]
@@ -115,7 +115,7 @@ class ConfigSnapshot:
 
 
 class ConfigState:
-    """Reads the config topic: takes every record in order and returns snapshots."""
+    """Applies the records of the config topic in order, and returns snapshots."""
 
     def __init__(self) -> None:
         self._offset = NO_OFFSET
