@@ -59,6 +59,7 @@ from penstock.shared.common.errors import (
     TopicAlreadyExists,
     UnknownMember,
     UnknownTopicOrPartition,
+    UnsupportedVersion,
 )
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
@@ -532,7 +533,7 @@ class Admin:
     async def _describe_consumer_group(self, group_id: str, node: int) -> GroupDescription | None:
         """Return a group of the new protocol (KIP-848), in which the coordinator assigns the partitions.
 
-        Returns None if there is no such group, or if the broker is older than the protocol.
+        Returns None if there is no such group, or if the cluster does not support the protocol.
         """
         api = requests.CONSUMER_GROUP_DESCRIBE
         where = f"group {group_id}"
@@ -543,7 +544,8 @@ class Admin:
         group = response.groups[0]
         if group.error_code:
             error = error_for_code(group.error_code, where)
-            if isinstance(error, GroupNotFound):
+            # Brokers of Kafka 4 know the request, but reject it while the cluster's feature `group.version` is 0.
+            if isinstance(error, GroupNotFound | UnsupportedVersion):
                 return None
             self._raise_group_error(group.error_code, group_id, where)
         members = tuple(

@@ -558,7 +558,7 @@ _MEMBERS = compact_array_of(
 )
 
 # Describes a group of the new protocol (KIP-848, `group.protocol=consumer`), which DescribeGroups reports as Dead.
-# Brokers support it from Kafka 4.0 on.
+# It needs Kafka 4.0 or newer, and the cluster's feature `group.version=1`.
 CONSUMER_GROUP_DESCRIBE = ApiVersion(
     "ConsumerGroupDescribe",
     69,

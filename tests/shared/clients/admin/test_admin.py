@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -13,6 +13,7 @@ from penstock.shared.clients.admin import Admin, NewTopic, ShiftBy
 from penstock.shared.clients.admin.types import MemberDescription, OffsetChange, event_time_topic
 from penstock.shared.clients.connection.connection import UNKNOWN_TOPIC_GRACE_MS, Connection
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.protocol import requests
 from penstock.shared.common.errors import (
     AuthorizationFailed,
     GroupNotFound,
@@ -316,6 +317,29 @@ async def test_the_groups_of_a_broker_that_has_restarted_are_listed() -> None:
             assert await admin._connection.refresh_metadata()
             await cluster.start_node(2)
             assert [group.group_id for group in await admin.list_groups()] == sorted(group_ids.values())
+
+
+async def test_a_missing_group_is_dead_in_a_cluster_without_the_new_group_protocol(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers of Kafka 4 list ConsumerGroupDescribe, but answer UNSUPPORTED_VERSION while `group.version` is 0."""
+    async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        request_coordinator = admin._connection.request_coordinator
+        described: list[Any] = []
+
+        async def api_versions(_: int) -> dict[int, tuple[int, int]]:
+            return {requests.CONSUMER_GROUP_DESCRIBE.key: (0, 1)}
+
+        async def answer(kind: Literal["group"], key: str, request: Any, where: str) -> Any:
+            if request.name != "ConsumerGroupDescribe":
+                return await request_coordinator(kind, key, request, where)
+            described.append(request)
+            return Message(groups=[Message(group_id=key, error_code=ErrorCode.UNSUPPORTED_VERSION)])
+
+        monkeypatch.setattr(admin._connection, "api_versions", api_versions)
+        monkeypatch.setattr(admin._connection, "request_coordinator", answer)
+        assert (await admin.describe_group("missing")).state == "Dead"
+        assert len(described) == 1
 
 
 async def test_a_change_that_timed_out_at_the_broker_may_have_been_done() -> None:
