@@ -580,15 +580,21 @@ class Producer:
         (KIP-447).
 
         After KafkaTimeout, IllegalGeneration, UnknownMember, FencedInstanceId or AuthorizationFailed (of the group),
-        abort the transaction; the producer can go on. Also raises ProducerFenced.
+        or if the call is cancelled, abort the transaction; the producer can go on. Also raises ProducerFenced.
         """
         self._check_usable()
         txn = self._require_transaction()
         txn.check_open("send_offsets_to_transaction")
         if not offsets:
             return
-        with self._note_transaction_errors(txn):
-            await self._sender.transaction_requests.add_offsets(offsets, group, first=txn.adding())
+        number = txn.number
+        try:
+            with self._note_transaction_errors(txn):
+                await self._sender.transaction_requests.add_offsets(offsets, group, first=txn.adding())
+        except asyncio.CancelledError:
+            # The coordinator may lack the offsets, and so may a commit.
+            self._fail_transaction(TransactionAborted("send_offsets_to_transaction was cancelled"), number)
+            raise
 
     async def _abort_on_close(self) -> None:
         txn = self._require_transaction()
@@ -768,8 +774,7 @@ class Producer:
             raise
 
     def _fail_transaction(self, error: Exception, number: int) -> None:
-        """Make the transaction with the number abortable, if it is open: a record was rejected, and a commit would
-        leave it out."""
+        """Make the transaction with the number abortable, if it is open: a commit would lack a record or offsets."""
         if self._transaction is None or self._transaction.state is not TxnState.IN_TRANSACTION:
             return
         if self._transaction.number != number:

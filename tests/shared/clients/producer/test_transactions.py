@@ -278,18 +278,21 @@ async def test_an_abort_of_a_transaction_that_did_not_begin(before: int) -> None
         assert cluster.committed("g")[TP].offset == 1
 
 
-async def test_offsets_are_sent_again_after_a_cancelled_call() -> None:
-    """If a call was cancelled before the coordinator knew the group, the next call in the transaction adds it."""
+async def test_a_cancelled_call_with_offsets_fails_the_transaction() -> None:
+    """A commit would lack the offsets, so the transaction must be aborted. The producer can then go on."""
     async with producing(transactional_id="x") as (cluster, producer):
         await producer.init_transactions()
-        async with producer.transaction():
-            sent = producer.send_offsets_to_transaction({TP: OffsetAndMetadata(1)}, GroupMetadata("g"))
-            cancelled = asyncio.ensure_future(sent)
-            cluster.control(Api.ADD_OFFSETS_TO_TXN, lambda _: Close() if cancelled.cancel() else None, times=1)
-            with pytest.raises(asyncio.CancelledError):
-                await cancelled
-            await producer.send_offsets_to_transaction({TP: OffsetAndMetadata(2)}, GroupMetadata("g"))
-        assert cluster.committed("g")[TP].offset == 2
+        await producer.begin_transaction()
+        sent = producer.send_offsets_to_transaction({TP: OffsetAndMetadata(1)}, GroupMetadata("g"))
+        cancelled = asyncio.ensure_future(sent)
+        cluster.control(Api.ADD_OFFSETS_TO_TXN, lambda _: Close() if cancelled.cancel() else None, times=1)
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        with pytest.raises(TransactionAborted, match="cancelled"):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        await transact(producer, offsets=True)
+        assert cluster.committed("g")[TP].offset == 1
 
 
 async def test_an_abort_of_a_transaction_whose_begin_had_no_response() -> None:
