@@ -317,19 +317,15 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         try:
             async with asyncio.timeout(max(0.0, deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000):
                 metadata = await connection.send(MetadataRequest([]))
+        # TimeoutError is an OSError.
         except (kafka.KafkaError, OSError) as e:
-            # TimeoutError is an OSError.
-            connection.close()
             raise self._connection_error(e, f"{host}:{port}", timeout_ms) from e
-        except BaseException:
+        finally:
             connection.close()
-            raise
+        # The broker may have just started.
+        if not metadata.brokers:
+            raise BrokerNotAvailable(f"{host}:{port}: the broker knows no broker of its cluster yet")
         self.cluster.update_metadata(metadata)
-        # A broker that has just started may not know any broker yet: the next metadata request goes to it again.
-        if self.cluster.brokers():
-            connection.close()
-        else:
-            self._conns["bootstrap", ConnectionGroup.DEFAULT] = connection
 
     async def _get_conn(
         self, node_id: int | str, *, group: int = ConnectionGroup.DEFAULT, no_hint: bool = False

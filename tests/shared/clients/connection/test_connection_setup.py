@@ -94,11 +94,18 @@ async def frozen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Responds to the oldest ApiVersions and Metadata requests as a cluster of one broker."""
-    port = writer.get_extra_info("sockname")[1]
-    responses = {
-        18: ApiVersionResponse_v0(0, [(18, 0, 0), (3, 0, 0)]),
-        3: MetadataResponse_v0([(1, "127.0.0.1", port)], []),
-    }
+    await respond(reader, writer, [(1, "127.0.0.1", writer.get_extra_info("sockname")[1])])
+
+
+async def starting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Responds as a broker that does not know any broker yet."""
+    await respond(reader, writer, [])
+
+
+async def respond(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, brokers: list[tuple[int, str, int]]
+) -> None:
+    responses = {18: ApiVersionResponse_v0(0, [(18, 0, 0), (3, 0, 0)]), 3: MetadataResponse_v0(brokers, [])}
     while head := await reader.read(4):
         request = await reader.readexactly(int.from_bytes(head, "big"))
         body = request[4:8] + responses[int.from_bytes(request[:2], "big")].encode()
@@ -130,6 +137,15 @@ async def test_an_unresponsive_bootstrap_server_is_skipped() -> None:
     """Each bootstrap server gets its share of the timeout. One that responds is enough."""
     async with serving(silent, silent, answering) as [(_, first), (_, second), (_, third)]:
         connection = Connection(settings(first, second, third, request_timeout_ms=1_500))
+        await connection.open()
+        assert connection.nodes() == [1]
+        await connection.close()
+
+
+async def test_a_bootstrap_server_that_knows_no_broker_is_skipped() -> None:
+    """A broker that has just started may know no broker yet. The next server is used."""
+    async with serving(starting, answering) as [(_, first), (_, second)]:
+        connection = Connection(settings(first, second))
         await connection.open()
         assert connection.nodes() == [1]
         await connection.close()
