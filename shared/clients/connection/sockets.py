@@ -238,10 +238,11 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         """
         if self._sync_task is not None:
             return
-        await self._bootstrap_from_any(self._settings.request_timeout_ms if timeout_ms is None else timeout_ms)
+        await self._bootstrap_from_any([], self._settings.request_timeout_ms if timeout_ms is None else timeout_ms)
         self._sync_task = create_task(self._md_synchronizer())
 
-    async def _bootstrap_from_any(self, timeout_ms: float) -> None:
+    async def _bootstrap_from_any(self, topics: list[str] | None, timeout_ms: float) -> None:
+        """Fetch the metadata of the brokers and of `topics` (None: all topics) from the first server that answers."""
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -254,7 +255,7 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
             # Each server gets its share of the time that is left: a silent one must not use up the time of the others.
             share_ms = max(0.0, deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / (len(hosts) - index)
             try:
-                await self._bootstrap_from(host, port, share_ms)
+                await self._bootstrap_from(host, port, topics, share_ms)
                 return
             # All servers of a cluster check the same credentials: more attempts would only delay the error.
             except AuthenticationFailed:
@@ -298,25 +299,23 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         ):
             return False
         try:
-            await self._bootstrap_from_any(settings.request_timeout_ms)
+            await self._bootstrap_from_any(list(topics) if topics else None, settings.request_timeout_ms)
         except PenstockError as e:
             log.warning("no bootstrap server reached either", silent_ms=round(silent_ms), reason=str(e))
             return False
         log.warning("metadata from the bootstrap servers", silent_ms=round(silent_ms))
         # The backoffs belong to addresses that nodes no longer have.
         self._backoffs.clear()
-        updated = bool(await super()._metadata_update(cluster_metadata, topics))
-        if updated:
-            self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
-        return updated
+        self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
+        return True
 
-    async def _bootstrap_from(self, host: str, port: int, timeout_ms: float) -> None:
+    async def _bootstrap_from(self, host: str, port: int, topics: list[str] | None, timeout_ms: float) -> None:
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
         setup_ms = min(timeout_ms, self._settings.socket_connection_setup_timeout_ms)
         connection = await self._open_socket(host, port, setup_ms)
         try:
             async with asyncio.timeout(max(0.0, deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000):
-                metadata = await connection.send(MetadataRequest([]))
+                metadata = await connection.send(MetadataRequest(topics))
         # TimeoutError is an OSError.
         except (kafka.KafkaError, OSError) as e:
             raise self._connection_error(e, f"{host}:{port}", timeout_ms) from e

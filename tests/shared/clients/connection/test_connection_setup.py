@@ -465,6 +465,20 @@ async def test_metadata_is_bootstrapped_again_if_all_brokers_moved(more: dict[st
         await client.close()
 
 
+async def test_bootstrapping_again_requests_the_watched_topics() -> None:
+    """No update lacks their partitions. A consumer without a group would drop its positions."""
+    async with FakeCluster() as cluster, serving(closing) as [(_, old)]:
+        cluster.create_topic("t", 1)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, metadata_recovery_rebootstrap_trigger_ms=0)
+        client = SocketClient(kafka, "c")
+        knowing(client, old)
+        updates: list[set[str]] = []
+        client.cluster.add_listener(lambda metadata: updates.append(metadata.topics()))
+        assert await client._metadata_update(client.cluster, {"t"})
+        assert updates == [{"t"}]
+        await client.close()
+
+
 async def test_metadata_is_kept_if_bootstrapping_again_fails() -> None:
     """If the bootstrap servers are unreachable too, the update fails and the old metadata is kept."""
     async with serving(closing, closing) as [(_, one), (_, other)]:
