@@ -158,7 +158,6 @@ class Connection:
         self._on_metadata: list[Callable[[], None]] = []
         self._waited_for: Counter[str] = Counter()
         """The number of calls that wait for an unknown topic."""
-        self._watches_all = False
 
     def __repr__(self) -> str:
         state = "closed" if self._client is None else "open"
@@ -319,27 +318,26 @@ class Connection:
 
     def watch(self, topic: str) -> None:
         """Keep a topic's metadata up to date from now on."""
-        # aiokafka's empty list stands for all topics. Adding this topic to it would leave out all others.
-        if not self._watches_all and topic not in (client := self._open_client)._topics:
+        client = self._open_client
+        if client._topics is not None and topic not in client._topics:
             # A new set: aiokafka then notices that an update in flight does not name the topic, and repeats it.
             client.set_topics({*client._topics, topic})
 
     def unwatch(self, topic: str) -> bool:
         """Leave a topic out of later metadata requests. Returns whether that was possible.
 
-        Returns False if all topics are watched, or if a call waits for this topic. Also returns False for the last
-        topic: an empty list would request the metadata of all topics.
+        Returns False if all topics are watched, or if a call waits for this topic.
         """
         topics = self._open_client._topics
-        if self._watches_all or self._waited_for[topic] or topics <= {topic}:
+        if topics is None or self._waited_for[topic]:
             return False
         topics.discard(topic)
         return True
 
     def watch_all(self) -> None:
         """Keep the metadata of every topic up to date from now on."""
-        self._open_client.set_topics([])
-        self._watches_all = True
+        self._open_client._topics = None
+        self.refresh_metadata()
 
     def topics(self) -> frozenset[str]:
         """Return the known topics, without Kafka's internal ones."""
@@ -375,17 +373,17 @@ class Connection:
                     attempts += 1
                     await asyncio.sleep(backoff.wait_ms(attempts) / 1000)
         except TimeoutError:
-            # No other call waits for the topic: without this every later metadata request would include it.
-            if self._client is not None and self._waited_for[topic] == 1 and self.partitions(topic) is None:
-                self._client._topics.discard(topic)
             raise UnknownTopicOrPartition(
                 f"topic {topic}: not known to the cluster after {timeout_ms:.0f} ms"
             ) from None
         finally:
             self._waited_for[topic] -= 1
-            # Otherwise the counter would keep every name that was ever waited for.
+            # Otherwise the counter would keep every name that was ever waited for, and every later metadata request
+            # would include the unknown ones.
             if not self._waited_for[topic]:
                 del self._waited_for[topic]
+                if self._client is not None and self.partitions(topic) is None:
+                    self.unwatch(topic)
 
     async def send(
         self, node: int, request: Any, where: str, *, coordination: bool = False, waits_ms: float | None = None

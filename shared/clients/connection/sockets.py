@@ -211,10 +211,19 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
         return SeenThrough(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
 
 
+class _Requested(frozenset[str]):
+    """The topics of a metadata request. An empty set is true too: for a false one, aiokafka requests all topics."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
 class SocketClient(AIOKafkaClient):  # type: ignore[misc]
     """The sockets and the metadata of one client."""
 
     _sync_task: Any
+    _topics: set[str] | None
+    """The topics of which the metadata is kept up to date; None: all topics."""
 
     def __init__(self, kafka_settings: KafkaSettings, client_id: str) -> None:
         """Raises ConfigError if a certificate file is invalid, or if the token function is missing."""
@@ -280,13 +289,13 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
                 log.warning("a bootstrap server is not known", host=host, reason=str(e))
         return list(found) or hosts
 
-    async def _metadata_update(self, cluster_metadata: Any, topics: Any) -> bool:
+    async def _metadata_update(self, cluster_metadata: Any, topics: set[str] | None) -> bool:
         """Update the metadata from a known broker. Returns whether that succeeded.
 
         After `metadata_recovery_rebootstrap_trigger_ms` without metadata the bootstrap servers are used, since all
         brokers may have moved (KIP-899, KIP-1102). With `metadata_recovery_strategy=none` they are not.
         """
-        if await super()._metadata_update(cluster_metadata, topics):
+        if await super()._metadata_update(cluster_metadata, None if topics is None else _Requested(topics)):
             self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
             return True
         settings = self._settings
@@ -299,7 +308,7 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         ):
             return False
         try:
-            await self._bootstrap_from_any(list(topics) if topics else None, settings.request_timeout_ms)
+            await self._bootstrap_from_any(None if topics is None else list(topics), settings.request_timeout_ms)
         except PenstockError as e:
             log.warning("no bootstrap server reached either", silent_ms=round(silent_ms), reason=str(e))
             return False

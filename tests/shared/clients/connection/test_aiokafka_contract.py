@@ -102,7 +102,7 @@ async def test_requests_that_wait_for_others() -> None:
 
 
 def test_metadata_updates_reach_listeners() -> None:
-    """Every metadata update is passed to listeners. An empty set of topics means all topics."""
+    """Every metadata update is passed to listeners. No topics, None or an empty set, are all topics."""
     cluster, notified = ClusterMetadata(), []
     cluster.add_listener(notified.append)
     assert "for listener in self._listeners" in inspect.getsource(ClusterMetadata.update_metadata)

@@ -24,6 +24,7 @@ from penstock.shared.common.errors import (
     NotEnoughReplicas,
     RecordTooLarge,
     RetriableError,
+    UnknownTopicOrPartition,
 )
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -173,7 +174,7 @@ async def test_a_connection_that_is_not_open_raises_illegal_state() -> None:
 
 
 async def test_which_topics_are_removed_from_metadata() -> None:
-    """A topic stays in the metadata while a call waits for it, if it is the last one, or if all topics are tracked."""
+    """A topic stays in the metadata while a call waits for it, or if all topics are tracked."""
     connection = Connection(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
     connection.adopt(AIOKafkaClient(bootstrap_servers=["127.0.0.1:1"]))
     for topic in ("a", "b", "c"):
@@ -185,9 +186,59 @@ async def test_which_topics_are_removed_from_metadata() -> None:
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert connection.unwatch("a")
-    assert not connection.unwatch("c")
+    assert connection.unwatch("c")
     connection.watch_all()
     assert not connection.unwatch("c")
+
+
+async def test_metadata_has_only_the_watched_topics() -> None:
+    """A client that watches no topic, such as the admin client, requests the metadata of none, and not of all."""
+    async with FakeCluster() as cluster:
+        for topic in ("a", "b"):
+            cluster.create_topic(topic, 1)
+        connection = Connection(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers))
+        await connection.open()
+
+        async def topics() -> frozenset[str]:
+            assert await connection.refresh_metadata()
+            return connection.topics()
+
+        assert await topics() == set()
+        connection.watch("a")
+        assert await topics() == {"a"}
+        connection.unwatch("a")
+        assert await topics() == set()
+        connection.watch_all()
+        assert await topics() == {"a", "b"}
+        connection.watch("a")
+        assert await topics() == {"a", "b"}
+        await connection.close()
+
+
+async def test_an_unknown_topic_is_left_out_after_the_wait_for_it() -> None:
+    """The topic is in no later metadata request, whether the wait was cancelled or timed out."""
+    connection = Connection(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
+    connection.adopt(SocketClient(connection.settings, "c"))
+    cancelled = asyncio.ensure_future(connection.wait_for_topic("a", 60_000))
+    with pytest.raises(UnknownTopicOrPartition):
+        await connection.wait_for_topic("b", 0)
+    assert connection._client._topics == {"a"}
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    assert connection._client._topics == set()
+    await connection.close()
+
+
+async def test_all_topics_are_requested_if_they_are_watched_during_an_update() -> None:
+    """The update in flight names no topic. `refresh_metadata` waits for another one."""
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t", 1)
+        connection = Connection(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers))
+        await connection.open()
+        cluster.control(Api.METADATA, lambda _: connection.watch_all(), times=1)
+        assert await connection.refresh_metadata()
+        assert connection.topics() == {"t"}
+        await connection.close()
 
 
 @pytest.mark.parametrize("cause", ["requested", "regular"])

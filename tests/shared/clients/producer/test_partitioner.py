@@ -318,6 +318,7 @@ async def test_idle_topics_are_left_out_of_the_metadata() -> None:
     table.partitioner.forget_idle(6_001)
     assert client._topics == {"t", "busy"}
     table.accumulator.freed(batch)
+    table.topic("t")
     table.partitioner.forget_idle(11_002)
     assert client._topics == {"t"}
     table.topic("idle")
@@ -335,16 +336,6 @@ async def test_queues_of_deleted_topics_are_dropped() -> None:
         table.topic("t")
         table.partitioner.forget_idle(now_ms)
     assert table.accumulator.partitions == 2
-
-
-async def test_the_last_topic_stays() -> None:
-    """The last topic is kept, because metadata without topics would fetch all of them."""
-    table = Table(metadata_max_idle_ms=5_000)
-    know(table.connection, {"t": {0: 1}})
-    table.topic()
-    for now_ms in (0, 10**6):
-        table.partitioner.forget_idle(now_ms)
-    assert table.connection._client._topics == {"t"}
 
 
 def test_java_agrees() -> None:
