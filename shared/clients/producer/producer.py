@@ -27,8 +27,8 @@ If the delivery of a record times out while its request is in flight, the record
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from time import time_ns
 from types import ModuleType
@@ -225,7 +225,7 @@ class Producer:
             try:
                 await self._sender.close()
                 error = IllegalState("the producer was closed before the record was acknowledged")
-                self._sender.fail_all(error, out=True)
+                self._sender.completion.fail_all(error, out=True)
                 await self._connection.close()
             finally:
                 self._metrics.close()
@@ -406,10 +406,10 @@ class Producer:
         A transaction that loses records by this can only be aborted.
         """
         error = SendCancelled("abort_pending was called before the record was acknowledged")
-        failed = self._sender.fail_all(error, out=False)
+        failed = self._sender.completion.fail_all(error, out=False)
         # A commit would leave out the dropped records silently.
         if self._transaction is not None and failed:
-            self._sender.fail_transaction(error)
+            self._sender.completion.fail_transaction(error)
         return failed
 
     async def partitions_for(self, topic: str) -> list[int]:
@@ -527,10 +527,10 @@ class Producer:
         # 1. Drop what is not sent, and wait for what is in flight: a batch that reaches the broker after the
         #    coordinator's marker would open a transaction there that nobody ends (KIP-890 calls it a hanging
         #    transaction).
-        self._sender.fail_all(dropped, out=False)
+        self._sender.completion.fail_all(dropped, out=False)
         await self._sender.until_landed(self._settings.max_block_ms)
         txn.check_fatal()
-        self._sender.fail_all(dropped, out=False)
+        self._sender.completion.fail_all(dropped, out=False)
         with self._note_transaction_errors(txn):
             # 2. Abort at the coordinator.
             if not txn.is_empty:
@@ -616,8 +616,22 @@ class Producer:
             raise IllegalState("no transactional_id is set")
         return self._transaction
 
-    def _note_transaction_errors(self, txn: Transaction) -> _Noting:
-        return _Noting(self._sender, txn)
+    @contextmanager
+    def _note_transaction_errors(self, txn: Transaction) -> Iterator[None]:
+        """Fail the transaction with the PenstockError that leaves the block.
+
+        An error of init, commit or abort fails it only if the error is fatal or abortable.
+        """
+        try:
+            yield
+        except PenstockError as e:
+            # init, commit and abort can be repeated, which settles their outcome: after a timeout, and after an error
+            # that does not say whether the coordinator has committed. After an error of `send_offsets_to_transaction`,
+            # in contrast, the commit would lack its offsets.
+            ending = txn.state in (TxnState.COMMITTING, TxnState.ABORTING, TxnState.UNINITIALIZED)
+            if not ending or is_fatal(e) or e.abortable:
+                self._sender.completion.fail_transaction(e)
+            raise
 
     async def _take_columns(self, bulk: ColumnBulk, number: int) -> None:
         """Take the next records of columns with compiled kernels, or mark them to be taken one by one."""
@@ -781,7 +795,7 @@ class Producer:
             return
         if not isinstance(error, PenstockError) or isinstance(error, FatalError):
             error = TransactionAborted(f"a record was rejected: {error!r}")
-        self._sender.fail_transaction(error)
+        self._sender.completion.fail_transaction(error)
 
     async def _enqueue_record(
         self, record: ProducerRecord, on_delivery: OnDelivery | None, number: int, *, patient: bool
@@ -931,7 +945,7 @@ class Producer:
         # Programs may pass the message on to their clients, which must not see the text of a programming error.
         ended = IllegalState("the producer's sender has ended unexpectedly; the log has the reason")
         ended.__cause__ = error
-        self._sender.fail_all(ended, out=True)
+        self._sender.completion.fail_all(ended, out=True)
 
     def _check_usable(self) -> None:
         if self._state == "broken":
@@ -957,29 +971,6 @@ class Producer:
         self._check_transaction_number(number)
         if self._transaction is not None:
             self._transaction.check_open("send")
-
-
-class _Noting:
-    """Fails the transaction with the PenstockError that leaves the block.
-
-    An error of init, commit or abort fails it only if the error is fatal or abortable.
-    """
-
-    def __init__(self, sender: Sender, txn: Transaction) -> None:
-        self._sender = sender
-        self._txn = txn
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, asyncio.CancelledError) or not isinstance(error, PenstockError):
-            return
-        # init, commit and abort can be repeated, which settles their outcome: after a timeout, and after an error that
-        # does not say whether the coordinator has committed. After an error of `send_offsets_to_transaction`, in
-        # contrast, the commit would lack its offsets.
-        ending = self._txn.state in (TxnState.COMMITTING, TxnState.ABORTING, TxnState.UNINITIALIZED)
-        if not ending or is_fatal(error) or error.abortable:
-            self._sender.fail_transaction(error)
 
 
 class UntilClosed:

@@ -197,10 +197,6 @@ class Sender:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def fail_all(self, error: PenstockError, *, out: bool) -> int:
-        """Fail all queued batches, and with `out` those in flight too. Returns their number."""
-        return self.completion.fail_all(error, out=out)
-
     def is_slow(self, tp: TopicPartition) -> bool:
         """Whether a partition's due batch has waited longer than `partitioner_availability_timeout_ms` (0: never)."""
         limit_ms = self._settings.partitioner_availability_timeout_ms
@@ -320,7 +316,7 @@ class Sender:
             # Without an id (for example CLUSTER_AUTHORIZATION_FAILED) nothing can be sent: fail the records now, not
             # after `delivery_timeout_ms`.
             if not isinstance(e, RetriableError):
-                self.fail_all(e, out=False)
+                self.completion.fail_all(e, out=False)
             await asyncio.sleep(self._connection.settings.retry_backoff_ms / 1000)
         except Exception:
             log.exception("no producer id", client_id=self._connection.client_id)
@@ -335,19 +331,15 @@ class Sender:
             await self.transaction_requests.add_partitions(partitions, first=self._transaction.adding())
             self._transaction.added |= partitions
         except PenstockError as e:
-            self.fail_transaction(e)
+            self.completion.fail_transaction(e)
         except Exception as e:
             log.exception("partitions not added to the transaction", client_id=self._connection.client_id)
-            self.fail_transaction(TransactionAborted(f"partitions not added to the transaction: {e!r}"))
+            self.completion.fail_transaction(TransactionAborted(f"partitions not added to the transaction: {e!r}"))
         # Also after an error: a partition left in `pending` would be requested again in the next turn.
         finally:
             self._transaction.pending -= partitions
             self._preparing = None
             self.wake()
-
-    def fail_transaction(self, error: PenstockError) -> None:
-        """Fail the transaction and drop its queued batches: it can no longer be committed."""
-        self.completion.fail_transaction(error)
 
     def _make_produce_request(self, batches: list[ProducerBatch], now_ms: int) -> Any:
         topics: dict[str, list[tuple[int, bytes | SealedBatch]]] = defaultdict(list)
