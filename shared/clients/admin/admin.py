@@ -768,11 +768,7 @@ class Admin:
 
     async def _fetch_metadata(self, names: Iterable[str] | None, timeout_ms: int | None = None) -> Any:
         topics: list[Any] | None = None if names is None else [(NO_UUID, name, {}) for name in names]
-        where = "metadata"
-        request = requests.METADATA(topics, False, False, False)
-        return await self._retry_request(
-            lambda: self._connection.send(self._connection.any_node(), request, where), where, timeout_ms
-        )
+        return await self._request_any_broker(requests.METADATA(topics, False, False, False), "metadata", timeout_ms)
 
     async def _find_controller(self) -> int:
         # Looked up for each attempt, since only the controller changes topics and it may move.
