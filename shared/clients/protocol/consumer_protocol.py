@@ -28,7 +28,7 @@ from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.records import TopicPartition
 
 PROTOCOL_TYPE = "consumer"
-NEWEST_VERSION = 3
+NEWEST_VERSION = struct.pack(">h", 3)
 OWNED_SINCE = 1
 GENERATION_SINCE = 2
 RACK_SINCE = 3
@@ -57,20 +57,16 @@ class Assignment:
     user_data: bytes | None = None
 
 
-def encode_subscription(subscription: Subscription, version: int = NEWEST_VERSION) -> bytes:
-    """Encode a subscription; topics and partitions are sorted as in Java."""
-    parts = [
-        struct.pack(">h", version),
-        encode_array(encode_string(topic) for topic in sorted(subscription.topics)),
-        encode_bytes(subscription.user_data),
-    ]
-    if version >= OWNED_SINCE:
-        parts.append(_encode_partitions(sorted(subscription.owned)))
-    if version >= GENERATION_SINCE:
-        parts.append(struct.pack(">i", subscription.generation))
-    if version >= RACK_SINCE:
-        parts.append(encode_string(subscription.rack_id))
-    return b"".join(parts)
+def encode_subscription(subscription: Subscription) -> bytes:
+    """Encode a subscription in the newest version; topics and partitions are sorted as in Java."""
+    return (
+        NEWEST_VERSION
+        + encode_array(encode_string(topic) for topic in sorted(subscription.topics))
+        + encode_bytes(subscription.user_data)
+        + _encode_partitions(sorted(subscription.owned))
+        + struct.pack(">i", subscription.generation)
+        + encode_string(subscription.rack_id)
+    )
 
 
 def decode_subscription(data: bytes) -> Subscription:
@@ -85,9 +81,9 @@ def decode_subscription(data: bytes) -> Subscription:
     return Subscription(topics, user_data, owned, generation, rack_id)
 
 
-def encode_assignment(assignment: Assignment, version: int = NEWEST_VERSION) -> bytes:
-    """Encode an assignment; all versions have the same fields."""
-    return struct.pack(">h", version) + _encode_partitions(assignment.partitions) + encode_bytes(assignment.user_data)
+def encode_assignment(assignment: Assignment) -> bytes:
+    """Encode an assignment in the newest version; all versions have the same fields."""
+    return NEWEST_VERSION + _encode_partitions(assignment.partitions) + encode_bytes(assignment.user_data)
 
 
 def decode_assignment(data: bytes | None) -> Assignment:

@@ -39,10 +39,9 @@ partitions = st.lists(st.builds(TopicPartition, names, st.integers(0, 2**31 - 1)
 
 @pytest.mark.parametrize("version", JAVA)
 def test_subscriptions_are_java_s(version: int) -> None:
-    """Every version of a subscription equals the Java consumer's bytes, and round-trips."""
-    data = bytes.fromhex(JAVA[version])
-    assert encode_subscription(SUBSCRIPTION, version) == data
-    read = decode_subscription(data)
+    """Every version of the Java consumer's bytes is decoded. An encoded subscription equals those of the newest one."""
+    assert encode_subscription(SUBSCRIPTION).hex() == JAVA[3]
+    read = decode_subscription(bytes.fromhex(JAVA[version]))
     assert (read.topics, read.user_data) == (("t1", "t2"), b"\x01\x02")
     assert read.owned == ((T1_0, T1_3, T2_1) if version >= 1 else ())
     assert read.generation == (7 if version >= 2 else -1)
