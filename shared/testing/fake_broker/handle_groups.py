@@ -13,7 +13,6 @@ from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from penstock.shared.testing.fake_broker.request import Request
 
 MEMBERS_LISTED_SINCE = 3
-OFFSET_METADATA_TOO_LARGE = 12
 
 
 def find_coordinator(state: ClusterState, request: Request) -> Response:
@@ -96,7 +95,7 @@ def commit_one(
     if code is ErrorCode.NONE and state.partition(tp) is None:
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if code is ErrorCode.NONE and len(metadata.encode()) > int(state.configs["offset.metadata.max.bytes"]):
-        return Message(partition=tp.partition, error_code=OFFSET_METADATA_TOO_LARGE)
+        return Message(partition=tp.partition, error_code=ErrorCode.OFFSET_METADATA_TOO_LARGE)
     if code is ErrorCode.NONE:
         into[tp] = Committed(row.offset, row.leader_epoch, metadata)
     return Message(partition=tp.partition, error_code=code)

@@ -15,7 +15,6 @@ from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
 from penstock.shared.testing.fake_broker.request import Request
 from penstock.shared.testing.fake_broker.transaction_coordinator import BrokerTransaction
 
-OPERATION_NOT_ATTEMPTED = 55
 FENCED_REPORTED_SINCE = {
     Api.INIT_PRODUCER_ID: 4,
     Api.ADD_PARTITIONS_TO_TXN: 2,
@@ -67,7 +66,7 @@ def add_partitions_to_txn(state: ClusterState, request: Request) -> Response:
         if isinstance(known, ErrorCode):
             return known
         if unknown:
-            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if tp in unknown else OPERATION_NOT_ATTEMPTED
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if tp in unknown else ErrorCode.OPERATION_NOT_ATTEMPTED
         return ErrorCode.NONE
 
     if isinstance(known, BrokerTransaction) and not unknown:

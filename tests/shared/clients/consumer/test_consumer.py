@@ -37,7 +37,6 @@ from penstock.shared.testing.fake_broker import Action, Api, Close, Delay, Drop,
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 RECORDS = 10
-OFFSET_METADATA_TOO_LARGE = 12
 
 
 @pytest.fixture
@@ -179,7 +178,7 @@ async def test_nothing_is_committed_before_the_group_has_assigned(cluster: FakeC
 @pytest.mark.parametrize(
     ("code", "error"),
     [
-        (OFFSET_METADATA_TOO_LARGE, InvalidRequest),
+        (ErrorCode.OFFSET_METADATA_TOO_LARGE, InvalidRequest),
         (ErrorCode.UNKNOWN_SERVER_ERROR, BrokerError),
         (ErrorCode.GROUP_AUTHORIZATION_FAILED, AuthorizationFailed),
         (ErrorCode.REBALANCE_IN_PROGRESS, RebalanceInProgress),
