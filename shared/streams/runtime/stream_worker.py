@@ -28,8 +28,10 @@ from penstock.shared.common.errors import (
     DataError,
     FatalError,
     InconsistentGroupProtocol,
+    InvalidTxnState,
     LogTruncation,
     OffsetOutOfRange,
+    OutOfOrderSequence,
     PenstockError,
     ProducerFenced,
     RetriableError,
@@ -68,6 +70,8 @@ from penstock.shared.streams.topology import Topology
 
 log = get_logger(__name__)
 
+SPENT = (ProducerFenced, InvalidTxnState, OutOfOrderSequence)
+"""The errors that end a producer but not the worker: a restored task has a new producer."""
 RESTORE_BACKOFF = ExponentialBackoff(500, 30_000)
 SHUTDOWN_TIMEOUT_MS = 30_000
 # Shares of the remaining shutdown time.
@@ -496,12 +500,12 @@ class StreamWorker(RebalanceListener):
         ProducerFenced, the worker joins its group again at the end of the turn.
         """
         is_fenced = isinstance(error, ProducerFenced)
-        # After these errors a restore cannot help, except after ProducerFenced, which is a FatalError.
+        # After these errors a restore cannot help, except after those of SPENT, which are FatalErrors.
         stops = not isinstance(error, PenstockError) or isinstance(error, FatalError | DataError | ConfigError)
         attempt = self._failures.get(partition, 0) + 1
         self._failures[partition] = attempt
         # 1. This was the last attempt, the worker is leaving, or a restore cannot help: raise the error.
-        if (stops and not is_fenced) or self._leaving or attempt > self._settings.restore_attempts_max:
+        if (stops and not isinstance(error, SPENT)) or self._leaving or attempt > self._settings.restore_attempts_max:
             raise error
         # 2. There is a new owner, or a transaction took too long. The task is closed with all others in
         # `_rejoin_group`.
