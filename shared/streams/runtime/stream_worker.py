@@ -73,6 +73,11 @@ log = get_logger(__name__)
 SPENT = (ProducerFenced, InvalidTxnState, OutOfOrderSequence)
 """The errors that end a producer but not the worker: a restored task has a new producer."""
 RESTORE_BACKOFF = ExponentialBackoff(500, 30_000)
+QUIET_MS = 300_000
+"""After running this long, a task with nothing to commit counts as healthy: its earlier failures are forgotten.
+
+It is as long as the default of Kafka Streams' `task.timeout.ms`.
+"""
 SHUTDOWN_TIMEOUT_MS = 30_000
 # Shares of the remaining shutdown time.
 COMMIT_SHARE = 0.5
@@ -449,7 +454,7 @@ class StreamWorker(RebalanceListener):
             except Exception as e:
                 await self._handle_failed_task(partition, e)
             else:
-                owned.begin(task, self._settings)
+                owned.begin(task, self._settings, self._clock.monotonic_ms())
                 owned.log_restored(self._restores)
                 self._seek_to_task(partition)
         ahead = [one.ahead for one in self._owned.values() if one.ahead is not None]
@@ -482,7 +487,12 @@ class StreamWorker(RebalanceListener):
         """Wait for the previous commit to end, then begin to commit in the background of the next turns."""
         async with self._lock:
             await self._handle_ended_commits(await self._commits.settle())
-            self._commit_due_ms = self._clock.monotonic_ms() + self._settings.commit_interval_ms
+            now_ms = self._clock.monotonic_ms()
+            for partition, running in self._tasks.running().items():
+                # A quiet task commits nothing that could end its failures in a row.
+                if not running.task.needs_commit and now_ms - running.begun_ms >= QUIET_MS:
+                    self._failures.pop(partition, None)
+            self._commit_due_ms = now_ms + self._settings.commit_interval_ms
             self._commits.begin(list(self._owned.values()), self._consumer)
 
     async def _handle_ended_commits(self, ended: EndedCommits) -> None:

@@ -33,6 +33,8 @@ class RunningTask:
     inputs: TaskInputs
     idle: Idleness | None
     """None without `idle_timeout_ms`."""
+    begun_ms: int
+    """The monotonic time at which it was collected."""
 
 
 class RestoringTaskDescription(TypedDict):
@@ -90,8 +92,8 @@ class OwnedTask:
         self.ahead: GroupAhead | None = None
         """The error that prevents the start: offsets committed for its partition are ahead of its changelog."""
 
-    def begin(self, task: StreamTask, settings: StreamsSettings) -> None:
-        """Start a restored task."""
+    def begin(self, task: StreamTask, settings: StreamsSettings, now_ms: int) -> None:
+        """Start a restored task; `now_ms` is a monotonic time."""
         inputs = TaskInputs(
             task,
             task.topology,
@@ -100,7 +102,7 @@ class OwnedTask:
             blocking_ms_max=settings.blocking_ms_max,
         )
         idle = None if settings.idle_timeout_ms is None else Idleness(settings.idle_timeout_ms)
-        self.running = RunningTask(task, inputs, idle)
+        self.running = RunningTask(task, inputs, idle, now_ms)
 
     @property
     def task(self) -> StreamTask | None:

@@ -136,7 +136,7 @@ def owned_on_disk(state: StateDirectory, topology: Topology, changelog: object) 
     owned = OwnedTask(changelog)  # type: ignore[arg-type]
     owned.local = state.state_of(0)
     task = StreamTask(topology, 0, application="app", local=owned.local)
-    owned.begin(task, StreamsSettings())
+    owned.begin(task, StreamsSettings(), 0)
     task.initialize(0)
     return owned, task
 

@@ -16,17 +16,18 @@ from structlog.testing import capture_logs
 
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import ConfigError, IllegalState
-from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
+from penstock.shared.common.records import Columns, ConsumerRecord, GroupMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.punctuation import PunctuationType
-from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
+from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition, LogReplaced
 from penstock.shared.streams.runtime.source_positions import AheadPartition, GroupAhead
 from penstock.shared.streams.runtime.stream_task_factory import CLEAN_INTERVAL_MS, StreamTaskFactory
 from penstock.shared.streams.runtime.stream_worker import (
+    QUIET_MS,
     StreamWorker,
     _advance_idle_tasks,
     _punctuate_wall_clock_of_all,
@@ -61,7 +62,7 @@ def begin(owned: OwnedTask, settings: StreamsSettings | None = None) -> None:
     settings = settings or StreamsSettings()
     builder = StreamsBuilder()
     builder.stream("in").to("out")
-    owned.begin(StreamTask(builder.build(), owned.partition, application="app"), settings)
+    owned.begin(StreamTask(builder.build(), owned.partition, application="app"), settings, 0)
 
 
 def test_a_partition_is_held_while_the_group_meets() -> None:
@@ -133,6 +134,49 @@ async def test_a_restored_task_starts_when_the_worker_collects_it() -> None:
     assert (list(worker._tasks.running()), consumer.paused()) == ([0], frozenset())
     assert consumer.positions == {TopicPartition("in", 0): 7}
     assert (turn(), punctuated, states(worker)) == (1, [1_000], ["running"])
+
+
+@pytest.mark.parametrize(
+    ("ran_ms", "needs_commit", "attempts"),
+    [(QUIET_MS - 1, False, [1, 2]), (QUIET_MS, False, [1, 1]), (QUIET_MS, True, [1, 2])],
+    ids=["briefly", "quietly", "with a commit due"],
+)
+async def test_failures_are_forgotten_once_a_task_runs_quietly(
+    monkeypatch: pytest.MonkeyPatch, ran_ms: int, needs_commit: bool, attempts: list[int]
+) -> None:
+    """A failed commit is the first in a row again if the task has run for QUIET_MS and has nothing to commit."""
+
+    async def fail(*given: object) -> None:
+        raise LogReplaced("recreated")
+
+    async def restore(worker: StreamWorker, partition: int, owned: OwnedTask) -> StreamTask:
+        return await restored(partition)
+
+    monkeypatch.setattr(ChangelogPartition, "commit", fail)
+    monkeypatch.setattr(StreamWorker, "_restore_task", restore)
+    worker = worker_of(restored(0), clock=(clock := ManualClock()))
+
+    async def running_task() -> StreamTask:
+        await ended(worker, 0)
+        await worker._collect_restored_tasks()
+        task = worker.tasks()[0].task
+        assert task is not None
+        return task
+
+    async def fail_commit(task: StreamTask) -> None:
+        task.needs_commit = True
+        await worker._begin_commit()
+        # Before the next commit begins, the failure of this one is handled.
+        await worker._begin_commit()
+
+    with capture_logs() as logged:
+        await fail_commit(await running_task())
+        task = await running_task()
+        task.needs_commit = needs_commit
+        clock.advance(ran_ms)
+        await worker._begin_commit()
+        await fail_commit(task)
+    assert [one["attempt"] for one in logged if one["event"] == "task failed: restoring it"] == attempts
 
 
 async def test_a_restored_task_that_cannot_start_ends_the_worker() -> None:
@@ -224,7 +268,7 @@ async def test_an_error_while_closing_a_processor_is_logged() -> None:
         stream.process(partial(Closing, message), name=name)
     owned = owned_of(5)
     task = StreamTask(builder.build(), 5, application="app")
-    owned.begin(task, StreamsSettings())
+    owned.begin(task, StreamsSettings(), 0)
     with capture_logs() as lines:
         await owned.close(100)
         await owned.close(100)
@@ -332,6 +376,9 @@ class Fetching:
     def seek(self, at: TopicPartition, offset: int) -> None:
         self.positions[at] = offset
 
+    def group_metadata(self) -> GroupMetadata:
+        return GroupMetadata("app")
+
     def is_at_end(self, at: TopicPartition) -> bool:
         return True
 
@@ -341,7 +388,7 @@ def task_of(partition: int) -> RunningTask:
     builder, settings = StreamsBuilder(), StreamsSettings()
     builder.stream("a").merge(builder.stream("b")).to("out")
     owned = owned_of(partition)
-    owned.begin(StreamTask(builder.build(), partition, application="app"), settings)
+    owned.begin(StreamTask(builder.build(), partition, application="app"), settings, 0)
     assert owned.running is not None
     return owned.running
 
@@ -391,7 +438,7 @@ def test_an_advance_of_idle_time_that_blocks_the_heartbeats_is_logged(is_slow: b
     task = StreamTask(builder.build(), 5, application="app")
     task.initialize(0)
     task.process(Columns.of([ConsumerRecord("in", 5, at, 5, key, b"{}") for at, key in enumerate((b"a", b"b"))]), 0)
-    owned.begin(task, StreamsSettings(idle_timeout_ms=1_000))
+    owned.begin(task, StreamsSettings(idle_timeout_ms=1_000), 0)
     assert owned.running is not None
     consumer: Any = Fetching(TopicPartition("in", 5))
     with capture_logs() as logs:
@@ -418,7 +465,7 @@ def test_a_commit_whose_preparation_blocks_the_heartbeats_is_logged(is_slow: boo
     task = StreamTask(builder.build(), 5, application="app", handlers=ErrorHandlers(process="fail"))
     task.initialize(0)
     task.process(Columns.of([ConsumerRecord("in", 5, 0, 5, b"a", b"{}")]), 0)
-    owned.begin(task, settings)
+    owned.begin(task, settings, 0)
     with capture_logs() as logs:
         [(_, _, commit)] = TaskCommits(settings, clock, CollectorRegistry()).prepare([owned])
     assert isinstance(commit, Exception) is (error is not None)

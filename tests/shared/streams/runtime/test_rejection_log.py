@@ -97,7 +97,7 @@ async def test_rejections_are_logged_with_the_commit_that_contains_them() -> Non
     builder.stream("in").to("out")
     owned = OwnedTask(changelog)  # type: ignore[arg-type]
     changelog.task = task = StreamTask(builder.build(), 0, application="app")
-    owned.begin(task, StreamsSettings())
+    owned.begin(task, StreamsSettings(), 0)
     task.initialize(0)
     commits = TaskCommits(StreamsSettings(), SYSTEM_CLOCK, CollectorRegistry())
     changelog.reject_one()
