@@ -100,13 +100,13 @@ def read_in_slices(
     tasks: Tasks,
     store: str,
     query: StoreQuery,
-    topology: Topology | None = None,
-    tables: Mapping[str, GlobalTableRows] | None = None,
+    topology: Topology,
+    tables: Mapping[str, GlobalTableRows],
 ) -> Generator[None, None, StoreResponse]:
     """Read open windows or a table's rows from the tasks' stores of that name, or from the global table of that name.
 
     The generator yields after every slice, and returns the response. A task that leaves `tasks` meanwhile is left out
-    of it. `topology` lists the stores; if it is None, the stores are those of `tasks`.
+    of it. `topology` is that of the tasks.
 
     A row has `key`, and `partition` unless it is of a global table. Windows also have `start` and `end` (ms, as the
     window's kind defines them). Rows of tables have `value`, those of aggregations their results by name.
@@ -116,12 +116,10 @@ def read_in_slices(
     """
     if not 1 <= query.rows_max <= QUERY_ROWS_MAX:
         raise ConfigError(f"rows_max must be from 1 to {QUERY_ROWS_MAX}, got {query.rows_max}")
-    if tables is not None and store in tables:
+    if store in tables:
         return (yield from _read_table(tables[store], query))
-    topologies = [topology] if topology is not None else [task.topology for task in tasks.values()]
-    builder = next((each.stores[store] for each in topologies if store in each.stores), None)
-    if builder is None:
-        raise ConfigError(f"no task that runs here has a store {store!r}")
+    if (builder := topology.stores.get(store)) is None:
+        raise ConfigError(f"the topology has no store {store!r}")
     if builder.schema.kind == "join":
         raise ConfigError(f"store {store!r} holds the records of a join and cannot be queried")
     kind = builder.schema.kind

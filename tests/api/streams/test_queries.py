@@ -128,7 +128,7 @@ class StoreView:
 
     async def read_store(self, store: str, **wanted: Any) -> Any:
         if store != "s":
-            raise ConfigError(f"no task that runs here has a store {store!r}")
+            raise ConfigError(f"the topology has no store {store!r}")
         if wanted.get("continuation") == "wrong":
             raise WrongContinuation("continuation 'wrong' is invalid")
         return {"store": store, **wanted}

@@ -75,7 +75,7 @@ class Instance:
             table = [{"key": "k", "value": self.name}]
             return page_with_continuation(StoreResponse("g", "global table", "string", table, {0: {"g": 3}}), pages)
         if store != "s":
-            raise ConfigError(f"no task that runs here has a store {store!r}")
+            raise ConfigError(f"the topology has no store {store!r}")
         rows: list[dict[str, Any]] = [
             {"partition": p, "key": key.encode() if self.key_type == "bytes" else key, "start": at, "end": at}
             for p in sorted(self.running)
