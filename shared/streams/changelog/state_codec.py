@@ -35,16 +35,13 @@ class StateCodec:
             parts += (LENGTH.pack(len(blob)), blob)
         return b"".join(parts)
 
-    def unpack(self, data: bytes, at: int = 0) -> list[ColumnValue]:
-        """Return the column values of the state from `at` to the end of `data`.
-
-        Raises CorruptRecord if it is invalid.
-        """
+    def unpack(self, data: bytes) -> list[ColumnValue]:
+        """Return the column values of a state. Raises CorruptRecord if it is invalid."""
         try:
             values: list[ColumnValue] = [0] * len(self.columns)
-            for i, value in zip(self.fixed, self._struct.unpack_from(data, at), strict=True):
+            for i, value in zip(self.fixed, self._struct.unpack_from(data), strict=True):
                 values[i] = value
-            at += self._struct.size
+            at = self._struct.size
             for i in self.binary:
                 (length,) = LENGTH.unpack_from(data, at)
                 at += LENGTH.size
