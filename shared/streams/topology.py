@@ -275,11 +275,11 @@ class Topology:
     def describe(self, format: Literal["text", "mermaid"] = "text") -> str:
         """Describe the topology as text, with one line for each global table and each node.
 
-        Nodes are grouped by sub-topology if there are several. With `format="mermaid"` return the chart of `mermaid()`.
-        Raises ConfigError for an unknown format.
+        Nodes are grouped by sub-topology if there are several. With `format="mermaid"` return a Mermaid flowchart, in
+        which a dotted arrow is a repartition topic. Raises ConfigError for an unknown format.
         """
         if format == "mermaid":
-            return self.mermaid()
+            return self._mermaid()
         if format != "text":
             raise ConfigError(f'describe: format must be "text" or "mermaid", got {format!r}')
         groups = self.sub_topologies()
@@ -301,8 +301,7 @@ class Topology:
                 description = f"Sink: {name} (topic: {topic})"
         return f"{description} --> {', '.join(self.children[name]) or 'none'}"
 
-    def mermaid(self) -> str:
-        """Return the topology as a Mermaid flowchart; a dotted arrow is a repartition topic."""
+    def _mermaid(self) -> str:
         order = list(self.nodes)
         stores = [*self.stores, *self.global_tables]
         lines = ["flowchart LR"]

@@ -54,7 +54,7 @@ def test_describe() -> None:
 
 def test_mermaid() -> None:
     """The flowchart has every node with its stores, and every edge."""
-    assert small().mermaid().splitlines() == [
+    assert small().describe(format="mermaid").splitlines() == [
         "flowchart LR",
         '  n0["from: in"]',
         '  n1["work"]',
@@ -140,14 +140,10 @@ def test_stores_are_bounded() -> None:
         topology.add_store(store("one-more"))
 
 
-def test_describe_as_mermaid() -> None:
+def test_an_unknown_format_of_the_description() -> None:
     """`describe` returns text or Mermaid, and rejects other formats."""
-    builder = StreamsBuilder()
-    builder.stream("in").to("out")
-    topology = builder.build()
-    assert topology.describe(format="mermaid") == topology.mermaid() != topology.describe()
     with pytest.raises(ConfigError, match="format must be"):
-        topology.describe(format="svg")  # type: ignore[arg-type]
+        small().describe(format="svg")  # type: ignore[arg-type]
 
 
 def test_mermaid_of_odd_names() -> None:
@@ -156,7 +152,7 @@ def test_mermaid_of_odd_names() -> None:
     windows = builder.stream("in").group_by_key().session_window(5)
     windows.aggregate('my "s" ] --> <b>#1`\n', n=Count()).on_close().to("out")
     label = "my #34;s#34; #93; --#62; #60;b#62;#35;1#96;#10;"
-    assert builder.build().mermaid().splitlines() == [
+    assert builder.build().describe(format="mermaid").splitlines() == [
         "flowchart LR",
         '  n0["source-1: in"]',
         f'  n1["{label}"]',

@@ -78,7 +78,7 @@ def test_it_is_described_in_parts() -> None:
         "  Processor: w (stores: [w]) --> sink-5",
         "  Sink: sink-5 (topic: out) --> none",
     ]
-    assert "  n3 -.-> n4" in topology.mermaid().splitlines()
+    assert "  n3 -.-> n4" in topology.describe(format="mermaid").splitlines()
 
 
 def test_nodes_that_share_a_store_are_one_part() -> None:
