@@ -79,7 +79,7 @@ class PartitionRestore:
         self.report = RestoreReport()
         self.progress = RestoreProgress(task.partition)
         self.at = TopicPartition(settings.changelog_topic, task.partition)
-        self.reader = ChangelogReader(partial(restore_changes, task), stores=task.topology.schemas())
+        self.reader = ChangelogReader(partial(restore_changes, task), stores=task.schemas)
         self.topic_id: str | None = None
         self._checkpoint: Checkpoint | None = None
         self._applied_before = 0
@@ -134,7 +134,7 @@ class PartitionRestore:
             # earlier ones are taken to fit too. A commit that does not fit may be of a fenced owner, and then does not
             # count.
             with suppress(SchemaMismatch):
-                check_schema(newest.stores, self.task.topology.schemas())
+                check_schema(newest.stores, self.task.schemas)
                 self.progress.is_accepted = True
 
     @staticmethod
@@ -280,7 +280,7 @@ class PartitionRestore:
             return None
         first = (await consumer.beginning_offsets([self.at]))[self.at]
         end = (await consumer.end_offsets([self.at]))[self.at]
-        found = continue_from_local_state(self.reader, local, task.topology.schemas(), self.topic_id, first, end)
+        found = continue_from_local_state(self.reader, local, task.schemas, self.topic_id, first, end)
         if found is not None:
             self.report.local_windows = sum(map(len, task.stores.values()))
         return found

@@ -139,6 +139,7 @@ class StreamTask:
         # State.
         self.local = local
         self.stores = topology.build_stores(local)
+        self.schemas = topology.schemas()
         self.codecs = {n: StateCodec(b.schema.state_columns()) for n, b in topology.stores.items()}
         self.global_tables: Mapping[str, TableLookup] = {}
         self._all_stores = tuple(self.stores.values())
@@ -530,7 +531,7 @@ class StreamTask:
             operator_times_ms=self.times.by_store(),
             close_times_ms=self.times.close_times(),
             grids_ms=self.schedules.grids_ms(),
-            stores=self.topology.schemas(),
+            stores=self.schemas,
             wall_ms=now_ms,
             source_ids=dict(self.source_ids),
             idle_ms=self.idle_ms,
