@@ -26,18 +26,10 @@ PURGE_TIMEOUT_MS = 5_000
 class RepartitionPurge:
     """Keeps the committed positions, and deletes the records before them every `interval_ms`."""
 
-    def __init__(
-        self,
-        kafka: KafkaSettings,
-        topology: Topology,
-        clock: Clock,
-        interval_ms: int,
-        timeout_ms: int = PURGE_TIMEOUT_MS,
-    ) -> None:
+    def __init__(self, kafka: KafkaSettings, topology: Topology, clock: Clock, interval_ms: int) -> None:
         self._kafka = kafka
         self._clock = clock
         self._interval_ms = interval_ms
-        self._timeout_ms = timeout_ms
         self._topics = topology.internal_topics()
         self._committed: dict[TopicPartition, int] = {}
         self._deleted: dict[TopicPartition, int] = {}
@@ -58,10 +50,10 @@ class RepartitionPurge:
         if not due:
             return
         try:
-            async with asyncio.timeout(self._timeout_ms / 1000), Admin(self._kafka) as admin:
+            async with asyncio.timeout(PURGE_TIMEOUT_MS / 1000), Admin(self._kafka) as admin:
                 await admin.delete_records(due)
         except (PenstockError, TimeoutError) as e:
-            reason = str(e) or f"not done within {self._timeout_ms} ms"
+            reason = str(e) or f"not done within {PURGE_TIMEOUT_MS} ms"
             log.warning("records that were read could not be deleted", topics=self._topics, reason=reason)
         else:
             # Only after success, so that a failed request is repeated.

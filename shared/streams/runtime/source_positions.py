@@ -219,13 +219,11 @@ def start_position_of(
     return StartPosition(held.first, held.first - position)
 
 
-async def has_record_between(
-    consumer: Consumer, at: TopicPartition, position: int, end: int, timeout_ms: int = UNREAD_TIMEOUT_MS
-) -> bool:
+async def has_record_between(consumer: Consumer, at: TopicPartition, position: int, end: int) -> bool:
     """Return whether the consumer can read a record of the partition from `position` on. The search ends at `end`.
 
     Transaction markers and the watermarks of tasks do not count. Assigns the partition to the consumer. Raises
-    KafkaTimeout if the consumer's position does not advance for `timeout_ms`, for example because a transaction is
+    KafkaTimeout if the consumer's position does not advance for UNREAD_TIMEOUT_MS, for example because a transaction is
     open.
     """
     consumer.assign([at])
@@ -234,14 +232,14 @@ async def has_record_between(
     consumer.seek(at, reached)
     while reached < end:
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with asyncio.timeout(UNREAD_TIMEOUT_MS / 1000):
                 while (following := await consumer.position(at)) == reached:
                     if any(map(holds_records, (await consumer.poll(UNREAD_POLL_MS)).values())):
                         return True
         except TimeoutError:
-            spanned = f"offsets {reached} to {end - 1}"
+            unread = f"the records at offsets {reached} to {end - 1}"
             raise KafkaTimeout(
-                f"{at}: the records at {spanned} were not received within {timeout_ms} ms; a transaction may be open"
+                f"{at}: {unread} were not received within {UNREAD_TIMEOUT_MS} ms; a transaction may be open"
             ) from None
         reached = following
     return False

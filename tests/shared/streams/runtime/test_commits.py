@@ -34,6 +34,7 @@ from penstock.shared.common.records import (
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.runtime import repartition_purge
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition, LogReplaced, RecordRejected
 from penstock.shared.streams.runtime.repartition_purge import RepartitionPurge
 from penstock.shared.streams.runtime.task_commits import TaskCommits
@@ -357,12 +358,13 @@ async def test_committed_repartition_records_are_deleted() -> None:
             assert await first_offset() == 9
 
 
-async def test_a_failed_deletion_of_records_ends_nothing() -> None:
+async def test_a_failed_deletion_of_records_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing topic is logged and ends nothing. An application without repartition topics sends no request."""
+    monkeypatch.setattr(repartition_purge, "PURGE_TIMEOUT_MS", 50)
     clock = ManualClock(0)
     async with FakeCluster() as cluster:
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
-        purge = RepartitionPurge(kafka, repartitioned(), clock, 1_000, timeout_ms=50)
+        purge = RepartitionPurge(kafka, repartitioned(), clock, 1_000)
         purge.committed(0, {OWN.topic: 4})
         clock.advance(1_000)
         await purge.run()

@@ -26,6 +26,7 @@ from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.runtime import source_positions
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition, ChangelogPosition, LogReplaced
 from penstock.shared.streams.runtime.partition_restore import RESTORE_RECORDS_MAX, PartitionRestore
 from penstock.shared.streams.runtime.restore_progress import LOG_INTERVAL_MS, RestoreProgress
@@ -490,15 +491,16 @@ def test_unread_records_of_a_topic_with_another_name_are_rejected() -> None:
     assert "penstock streams reset" in message
 
 
-async def test_a_topic_that_cannot_be_read_is_not_waited_for_without_end() -> None:
+async def test_a_topic_that_cannot_be_read_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search for unread records in a topic that the topology left raises KafkaTimeout, which is retried."""
     at = TopicPartition("t", 0)
     async with filled(3) as cluster, opened(cluster, auto_offset_reset="none") as consumer:
         assert await has_record_between(consumer, at, 2, 3)
         assert not await has_record_between(consumer, at, 3, 3)
         cluster.control(Api.FETCH, Fail(ErrorCode.LEADER_NOT_AVAILABLE))
+        monkeypatch.setattr(source_positions, "UNREAD_TIMEOUT_MS", 50)
         with pytest.raises(KafkaTimeout, match=r"t-0.*1 to 2.*50 ms"):
-            await has_record_between(consumer, at, 1, 3, timeout_ms=50)
+            await has_record_between(consumer, at, 1, 3)
 
 
 async def test_a_topic_with_an_open_transaction_was_not_read_to_its_end() -> None:
