@@ -100,7 +100,7 @@ class KafkaConsumerAssignmentList(TypedDict):
 
 
 class KafkaConsumerLag(TypedDict):
-    """A group's lag in a partition. `consumer_id` is empty if the partition is not assigned."""
+    """A group's lag in a partition with a committed offset. `consumer_id` is empty if the partition is not assigned."""
 
     kind: Literal["KafkaConsumerLag"]
     metadata: Metadata
@@ -240,7 +240,9 @@ def _add_lag_routes(router: APIRouter, admin: AdminClient) -> None:
         for row in lag:
             if row.topic_partition == (topic, partition):
                 return json_response(_lag_row(request, cluster_id, group, row, _owner_of_partition(description, row)))
-        raise Problem(ErrorKind(NOT_FOUND, "NO_LAG", "No such lag"), f"{group} has no offset in {topic}-{partition}")
+        raise Problem(
+            ErrorKind(NOT_FOUND, "NO_LAG", "No such lag"), f"{group} has no committed offset in {topic}-{partition}"
+        )
 
     @router.get(
         f"{GROUPS}/{{group}}/lag-summary",
@@ -249,8 +251,6 @@ def _add_lag_routes(router: APIRouter, admin: AdminClient) -> None:
     )
     async def get_lag_summary(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
         description, lag = await _describe_group_with_lag(admin, cluster_id, group)
-        if not lag:
-            raise Problem(ErrorKind(NOT_FOUND, "NO_LAG", "No lag"), f"{group} has no offsets")
         return json_response(_lag_summary(request, cluster_id, group, description, lag))
 
 
@@ -266,7 +266,15 @@ async def _describe_group(admin: AdminClient, cluster_id: str, group: str) -> Gr
 async def _describe_group_with_lag(
     admin: AdminClient, cluster_id: str, group: str
 ) -> tuple[GroupDescription, list[PartitionLag]]:
-    return await _describe_group(admin, cluster_id, group), await admin.group_lag(group)
+    """Return a group and its lag in each partition with a committed offset.
+
+    Raises Problem (404) if the group has no committed offset, and what `_describe_group` raises.
+    """
+    description = await _describe_group(admin, cluster_id, group)
+    lag = [row for row in await admin.group_lag(group) if row.committed is not None]
+    if not lag:
+        raise Problem(ErrorKind(NOT_FOUND, "NO_LAG", "No lag"), f"{group} has no committed offsets")
+    return description, lag
 
 
 def _find_consumer(description: GroupDescription, consumer: str) -> MemberDescription:
@@ -349,6 +357,7 @@ def _assignment_row(
 def _lag_row(
     request: Request, cluster_id: str, group: str, row: PartitionLag, owner: MemberDescription | None
 ) -> KafkaConsumerLag:
+    assert row.committed is not None
     tp = row.topic_partition
     path, name = _path_and_name(
         cluster_id, group, f"/lags/{tp.topic}/partitions/{tp.partition}", f"/lag={tp.topic}/partition={tp.partition}"
@@ -360,7 +369,7 @@ def _lag_row(
         "consumer_group_id": group,
         "topic_name": tp.topic,
         "partition_id": tp.partition,
-        "current_offset": row.committed or 0,
+        "current_offset": row.committed,
         "log_end_offset": row.end,
         "lag": row.lag,
         "consumer_id": "" if owner is None else owner.member_id,

@@ -84,14 +84,19 @@ class MemoryAdmin:
         return [GroupListing(group, "Empty", "consumer") for group in self.groups]
 
     async def describe_group(self, group_id: str) -> GroupDescription:
-        state = "Dead" if group_id not in self.groups else "Stable" if self.members else "Empty"
+        if group_id not in self.groups:
+            return GroupDescription(group_id, "Dead", "", "", 1, ())
+        state = "Stable" if self.members else "Empty"
         return GroupDescription(group_id, state, "consumer", "range", 1, tuple(self.members))
 
     async def group_offsets(self, group_id: str) -> dict[TopicPartition, OffsetAndMetadata]:
         return {tp: OffsetAndMetadata(offset) for tp, offset in self.groups.get(group_id, {}).items()}
 
     async def group_lag(self, group_id: str) -> list[PartitionLag]:
-        return [PartitionLag(tp, offset, 10, 10 - offset) for tp, offset in self.groups.get(group_id, {}).items()]
+        committed = self.groups.get(group_id, {})
+        members = (await self.describe_group(group_id)).members
+        partitions = sorted(set(committed).union(*(member.assignment for member in members)))
+        return [PartitionLag(tp, committed.get(tp), 10, 10 - committed.get(tp, 0)) for tp in partitions]
 
     async def reset_group_offsets(
         self, group_id: str, to: Any, partitions: Iterable[TopicPartition] | None = None, dry_run: bool = False

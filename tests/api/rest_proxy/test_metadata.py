@@ -11,7 +11,7 @@ import pytest
 from penstock.api.http.app import create_app
 from penstock.api.rest_proxy.routes import metadata_routers
 from penstock.shared.clients.admin import MemberDescription
-from tests.api.admin.test_administration import F0, MemoryAdmin
+from tests.api.admin.test_administration import F0, F1, MemoryAdmin
 
 GROUP = "/v3/clusters/c-1/consumer-groups/banks"
 
@@ -75,6 +75,21 @@ async def test_v3_groups_and_lag(client: httpx.AsyncClient) -> None:
     assert (summary["kind"], summary["max_lag"], summary["total_lag"]) == ("KafkaConsumerGroupLagSummary", 6, 12)
     assert summary["max_lag_consumer_id"] == "m-1"
     assert (await client.get(GROUP.replace("banks", "none"))).status_code == 404
+
+
+async def test_v3_has_no_lag_in_a_partition_without_a_committed_offset() -> None:
+    """v3 lists and sums lags only of partitions with a committed offset. Without any of them it answers 404."""
+    admin = MemoryAdmin()
+    admin.members = [MemberDescription("m-1", "client", "/host", None, frozenset({F0, F1}))]
+    admin.groups["banks"] = {F0: 4}
+    app = create_app(rest_proxy=metadata_routers(admin))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        assert [row["partition_id"] for row in (await client.get(GROUP + "/lags")).json()["data"]] == [0]
+        assert (await client.get(GROUP + "/lag-summary")).json()["total_lag"] == 6
+        assert (await client.get(GROUP + "/lags/flights/partitions/1")).status_code == 404
+        admin.groups["banks"] = {}
+        for path in ("/lags", "/lags/flights/partitions/0", "/lag-summary"):
+            assert (await client.get(GROUP + path)).status_code == 404, path
 
 
 RESOURCE = {"kind": str, "metadata": {"self": str, "resource_name": str}, "cluster_id": str}
