@@ -51,6 +51,10 @@ async def test_the_page_controls_a_workers_connectors(kafka: Broker, tmp_path: P
             await until(worker, "/connectors/bad/status", lambda status: status["connector"]["state"] == "PAUSED")
             await press(page, "resume", "connectors")
             await until(worker, "/connectors/bad/status", lambda status: status["connector"]["state"] == "RUNNING")
+            await worker.put("/connectors/bad/stop")
+            await until(worker, "/connectors/bad/status", lambda status: status["connector"]["state"] == "STOPPED")
+            await press(page, "resume", "connectors")
+            await until(worker, "/connectors/bad/status", lambda status: status["connector"]["state"] == "RUNNING")
             await press(page, "restart", "connectors")
             await page.until("document.getElementById('outcome').textContent.includes('restart bad: done')")
             assert page.errors == []
