@@ -188,7 +188,7 @@ class Ingest:
         """Count a request as in progress within the context.
 
         ClientDisconnected counts as a request with the status 499, any other Problem or PenstockError as a rejected
-        request.
+        request. Raises Problem (429) if the client has too many requests in progress.
         """
         try:
             self.admission.enter(client)

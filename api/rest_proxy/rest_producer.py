@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import NamedTuple
-
-from fastapi import Request
 
 from penstock.api.http.body import BodyReader, read_body
 from penstock.api.http.problem import (
@@ -18,7 +15,7 @@ from penstock.api.http.problem import (
 )
 from penstock.api.http.status_codes import CONTENT_TOO_LARGE
 from penstock.api.http.turns import Turn
-from penstock.api.ingest.event import EventRejected, ReadEvent, ReadTime, RecordError, topic_reader
+from penstock.api.ingest.event import EventRejected, ReadEvent, RecordError, topic_reader
 from penstock.api.ingest.event_sender import IngestProducer
 from penstock.api.ingest.request_events import TooManyEvents
 from penstock.api.ingest.result import Outcome, log_unexpected_outcome
@@ -51,34 +48,11 @@ class RestProducer:
     """Sends the records that REST Proxy's routes decoded, under the rules of ingest."""
 
     def __init__(self, ingest: Ingest, producer: IngestProducer, settings: IngestSettings) -> None:
-        self._ingest = ingest
+        self.ingest = ingest
         self._producer = producer
         self.settings = settings
         self._readers: dict[tuple[str, frozenset[str]], ReadEvent] = {}
         """By topic ("" if it has no settings) and the set of "key" and "time" that the record has itself."""
-
-    def latest_ms(self) -> int:
-        """Return the latest event time that is accepted now, in ms since the epoch."""
-        return self._ingest.latest_ms()
-
-    def read_time(self, topic: str) -> ReadTime:
-        """Return the function that reads an event time for the topic."""
-        return self._ingest.reader(topic).time
-
-    def tracking(self, topic: str, client: str) -> AbstractContextManager[None]:
-        """Count a request as in progress within the context, and in the metrics if a Problem or PenstockError ends it.
-
-        Raises Problem (429) if the client has too many requests in progress.
-        """
-        return self._ingest.tracking(topic, client)
-
-    def keep_tracking(self, client: str) -> AbstractContextManager[None]:
-        """Count a request as in progress within the context, while its response streams."""
-        return self._ingest.admission.keep_tracking(client)
-
-    def body(self, request: Request) -> BodyReader:
-        """Return a reader of the request's body, within the limits of ingest."""
-        return self._ingest.admission.body(request)
 
     async def read_body(self, body: BodyReader) -> bytes:
         """Return the complete body, up to `max_body_bytes`. Raises what `penstock.api.http.body.read_body` raises."""
@@ -92,14 +66,14 @@ class RestProducer:
 
     def answered(self, topic: str, status: int, body: BodyReader) -> None:
         """Count an answered request in the metrics, and measure the time since the last byte of its body."""
-        self._ingest.metrics.answered(topic, status, body.since_last_byte_s)
+        self.ingest.metrics.answered(topic, status, body.since_last_byte_s)
 
     async def check(self, topic: str, client: str) -> list[int]:
         """Accept a request of the client for the topic, and return the topic's partitions.
 
         Raises what `Admission.check` raises if the request is rejected.
         """
-        await self._ingest.admission.check(topic, client)
+        await self.ingest.admission.check(topic, client)
         return list(await self._producer.partitions_for(topic))
 
     def read(self, record: ProducerRecord, latest_ms: int) -> ProducerRecord:
@@ -121,7 +95,7 @@ class RestProducer:
     def _event_reader(self, topic: str, present: frozenset[str]) -> ReadEvent:
         """Return the reader of values for records that have what `present` names: key, time, both or neither."""
         if not present:
-            return self._ingest.reader(topic).event
+            return self.ingest.reader(topic).event
         name = topic if topic in self.settings.topics else ""
         if (name, present) not in self._readers:
             unset: dict[str, object] = {"key": (), "time": None}
@@ -134,7 +108,7 @@ class RestProducer:
         outcomes: list[Outcome | None] = [None] * len(decoded)
         indexes: list[int] = []
         records: list[ProducerRecord] = []
-        latest_ms = self.latest_ms()
+        latest_ms = self.ingest.latest_ms()
         for i, record in enumerate(decoded):
             try:
                 if isinstance(record, str):
@@ -187,7 +161,7 @@ class RestProducer:
     def _count_outcomes(self, topic: str, outcomes: Sequence[Outcome], client: str) -> None:
         """Count the outcomes in the metrics, and charge the client for stored records."""
         stored = 0
-        metrics = self._ingest.metrics
+        metrics = self.ingest.metrics
         for i, outcome in enumerate(outcomes):
             if isinstance(outcome, RecordMetadata):
                 stored += 1
@@ -199,7 +173,7 @@ class RestProducer:
         # Only the first: all records may have the same error.
         if unexpected := [one for one in outcomes if not isinstance(one, RecordMetadata | PenstockError)]:
             log_unexpected_outcome(unexpected[0])
-        self._ingest.admission.charge(client, stored)
+        self.ingest.admission.charge(client, stored)
 
 
 def _fill_delivered_outcomes(

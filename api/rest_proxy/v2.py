@@ -141,12 +141,12 @@ def v2_produce_router(producer: RestProducer) -> APIRouter:
 
     @router.post("/topics/{topic}", summary="REST Proxy v2: produce", **openapi)
     async def produce_to_topic(topic: of.Topic, request: Request) -> Response:
-        with producer.tracking(topic, client_of(request)):
+        with producer.ingest.tracking(topic, client_of(request)):
             return await _produce_v2_records(producer, topic, None, request)
 
     @router.post("/topics/{topic}/partitions/{partition}", summary="REST Proxy v2: produce to a partition", **openapi)
     async def produce_to_partition(topic: of.Topic, partition: of.Partition, request: Request) -> Response:
-        with producer.tracking(topic, client_of(request)):
+        with producer.ingest.tracking(topic, client_of(request)):
             return await _produce_v2_records(producer, topic, partition, request)
 
     return router
@@ -159,7 +159,7 @@ async def _produce_v2_records(producer: RestProducer, topic: str, partition: int
         detail = "Content-Type must be application/vnd.kafka.json.v2+json or application/vnd.kafka.binary.v2+json"
         raise Problem(ErrorKind(UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE", "Unsupported media type"), detail)
     client = client_of(request)
-    body = producer.body(request)
+    body = producer.ingest.admission.body(request)
     partitions = await producer.check(topic, client)
     if partition is not None and partition not in partitions:
         raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")

@@ -167,7 +167,7 @@ class DeliveryReports(Response):
         queue: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(GROUPS_IN_FLIGHT_MAX)
         status = CLIENT_CLOSED_REQUEST
         send = disconnect_if_unread(scope, send, self._producer.settings.body_timeout_ms)
-        with self._producer.keep_tracking(self._client):
+        with self._producer.ingest.admission.keep_tracking(self._client):
             try:
                 await send({"type": "http.response.start", "status": OK, "headers": headers})
                 # An error of one task ends the other one, which may wait for it at the queue.
@@ -241,8 +241,8 @@ class DeliveryReports(Response):
 
         Raises Problem (503) if their turn has not come at the deadline of a shutdown.
         """
-        read_time = self._producer.read_time(self._topic)
-        latest_ms = self._producer.latest_ms()
+        read_time = self._producer.ingest.reader(self._topic).time
+        latest_ms = self._producer.ingest.latest_ms()
         decoded: list[Decoded | EventRejected] = []
         with await next_turn(self.reader, objects_read) as turn:
             for body in objects:
@@ -319,8 +319,8 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
     )
     async def produce_record_stream(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         client = client_of(request)
-        with producer.tracking(topic, client):
-            body = producer.body(request)
+        with producer.ingest.tracking(topic, client):
+            body = producer.ingest.admission.body(request)
             await check_cluster(admin, cluster_id)
             partitions = await producer.check(topic, client)
             reports = DeliveryReports(body, producer, topic, cluster_id, partitions, client)
@@ -337,8 +337,8 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
     )
     async def produce_record_batch(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         client = client_of(request)
-        with producer.tracking(topic, client):
-            body = producer.body(request)
+        with producer.ingest.tracking(topic, client):
+            body = producer.ingest.admission.body(request)
             await check_cluster(admin, cluster_id)
             partitions = await producer.check(topic, client)
             content = await producer.read_body(body)
@@ -383,8 +383,8 @@ async def _produce_batch(
     client: str,
 ) -> Response:
     """Send the entries of a v3 batch, and answer with the outcome of each."""
-    read_time = producer.read_time(topic)
-    latest_ms = producer.latest_ms()
+    read_time = producer.ingest.reader(topic).time
+    latest_ms = producer.ingest.latest_ms()
     ids = []
     decoded: list[Decoded | EventRejected] = []
     with await next_turn(body, 0) as turn:
