@@ -5,18 +5,8 @@ from __future__ import annotations
 from penstock.api.admin.routes import AdminClient
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import NOT_FOUND
-from penstock.shared.clients.admin import TopicDescription
 from penstock.shared.clients.admin.types import PartitionDescription
-from penstock.shared.common.errors import UnknownTopicOrPartition
 from penstock.shared.common.records import TopicPartition
-
-
-async def describe_topic(admin: AdminClient, topic: str) -> TopicDescription:
-    """Return the description of a topic and its partitions. Raises UnknownTopicOrPartition for an unknown topic."""
-    description = (await admin.describe_topics([topic])).get(topic)
-    if description is None:
-        raise UnknownTopicOrPartition(f"{topic}: no such topic")
-    return description
 
 
 async def describe_partition(admin: AdminClient, topic: str, partition: int) -> PartitionDescription:
@@ -24,7 +14,7 @@ async def describe_partition(admin: AdminClient, topic: str, partition: int) -> 
 
     Raises Problem (404) for an unknown partition, and UnknownTopicOrPartition for an unknown topic.
     """
-    for description in (await describe_topic(admin, topic)).partitions:
+    for description in (await admin.describe_topics([topic]))[topic].partitions:
         if description.partition == partition:
             return description
     raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")

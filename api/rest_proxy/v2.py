@@ -30,7 +30,7 @@ from penstock.api.http.status_codes import (
 from penstock.api.ingest.admission import client_of
 from penstock.api.ingest.event import EventRejected
 from penstock.api.rest_proxy.embedded_format import INVALID, EmbeddedFormat, decode_embedded, decode_request
-from penstock.api.rest_proxy.partitions import describe_partition, describe_topic, first_and_next_offset
+from penstock.api.rest_proxy.partitions import describe_partition, first_and_next_offset
 from penstock.api.rest_proxy.record_errors import error_code_of, error_message_of
 from penstock.api.rest_proxy.rest_producer import RestProducer
 from penstock.shared.clients.admin.types import PartitionDescription
@@ -276,7 +276,7 @@ def v2_consumers_router() -> APIRouter:
 
 
 async def _partition_rows(admin: AdminClient, topic: str) -> list[PartitionOfTopic]:
-    return [_row_of_partition(p) for p in (await describe_topic(admin, topic)).partitions]
+    return [_row_of_partition(p) for p in (await admin.describe_topics([topic]))[topic].partitions]
 
 
 def _row_of_partition(description: PartitionDescription) -> PartitionOfTopic:
