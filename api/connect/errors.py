@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from penstock.api.connect.forwarding import Forwarding
+from penstock.api.connect.forwarding import forward_request
 from penstock.api.http.json_response import json_response
 from penstock.api.http.status_codes import (
     BAD_REQUEST,
@@ -52,15 +52,15 @@ def error_response(status: int, message: str) -> Response:
     return json_response({"error_code": status, "message": message}, status)
 
 
-def install_error_handlers(app: FastAPI, forwarding: Forwarding) -> None:
+def install_error_handlers(app: FastAPI) -> None:
     """Add handlers that answer every error of the app's routes in Kafka Connect's error format.
 
-    For a request that raises `NotHere`, `Forwarding.forward` returns the response.
+    For a request that raises `NotHere`, `forward_request` returns the response.
     """
 
     async def on_not_here(request: Request, error: Exception) -> Response:
         assert isinstance(error, herder.NotHere)
-        return await forwarding.forward(request, error, error_response)
+        return await forward_request(request, error, error_response)
 
     async def on_penstock_error(request: Request, error: Exception) -> Response:
         status = status_of(error)

@@ -31,41 +31,35 @@ RESPONSE_HEADERS = ("content-type", "location")
 ErrorResponse = Callable[[int, str], Response]
 
 
-class Forwarding:
-    """Forwards requests to other workers."""
+async def forward_request(request: Request, error: NotHere, error_response: ErrorResponse) -> Response:
+    """Forward the request to the worker that `error` names, and return that worker's response.
 
-    def __init__(self, timeout_ms: int = TIMEOUT_MS) -> None:
-        self._timeout_s = timeout_ms / 1000
-
-    async def forward(self, request: Request, error: NotHere, error_response: ErrorResponse) -> Response:
-        """Forward the request to the worker that `error` names, and return that worker's response.
-
-        Returns a 409 response if `error` names no worker or the request was already forwarded twice. Returns a 500
-        response if the worker does not answer. `error_response` makes both responses from a status and a message.
-        """
-        forward = next_forward(request.query_params.get("forward"))
-        if forward is None or error.url is None:
-            return error_response(CONFLICT, CONFLICT_MESSAGE)
-        query = [(name, value) for name, value in request.query_params.multi_items() if name != "forward"]
-        raw = request.scope.get("raw_path", request.url.path.encode()).partition(b"?")[0].decode("latin-1")
-        url = f"{error.url.rstrip('/')}{raw}"
-        headers = {name: value for name in REQUEST_HEADERS if (value := request.headers.get(name)) is not None}
-        log.debug("forwarding a request", to=url, reason=str(error))
-        try:
-            async with httpx.AsyncClient(timeout=self._timeout_s, verify=client_tls(), trust_env=False) as client:
-                response = await client.request(
-                    request.method,
-                    url,
-                    params=[*query, ("forward", forward)],
-                    content=await request.body(),
-                    headers=headers,
-                )
-        except httpx.HTTPError as e:
-            return error_response(
-                INTERNAL_SERVER_ERROR, UNREACHABLE_MESSAGE.format(f"{type(e).__name__}: {e}".rstrip(": "))
+    Returns a 409 response if `error` names no worker or the request was already forwarded twice. Returns a 500
+    response if the worker does not answer. `error_response` makes both responses from a status and a message.
+    """
+    forward = next_forward(request.query_params.get("forward"))
+    if forward is None or error.url is None:
+        return error_response(CONFLICT, CONFLICT_MESSAGE)
+    query = [(name, value) for name, value in request.query_params.multi_items() if name != "forward"]
+    raw = request.scope.get("raw_path", request.url.path.encode()).partition(b"?")[0].decode("latin-1")
+    url = f"{error.url.rstrip('/')}{raw}"
+    headers = {name: value for name in REQUEST_HEADERS if (value := request.headers.get(name)) is not None}
+    log.debug("forwarding a request", to=url, reason=str(error))
+    try:
+        async with httpx.AsyncClient(timeout=TIMEOUT_MS / 1000, verify=client_tls(), trust_env=False) as client:
+            response = await client.request(
+                request.method,
+                url,
+                params=[*query, ("forward", forward)],
+                content=await request.body(),
+                headers=headers,
             )
-        forwarded = {name: response.headers[name] for name in RESPONSE_HEADERS if name in response.headers}
-        return Response(response.content, response.status_code, forwarded)
+    except httpx.HTTPError as e:
+        return error_response(
+            INTERNAL_SERVER_ERROR, UNREACHABLE_MESSAGE.format(f"{type(e).__name__}: {e}".rstrip(": "))
+        )
+    forwarded = {name: response.headers[name] for name in RESPONSE_HEADERS if name in response.headers}
+    return Response(response.content, response.status_code, forwarded)
 
 
 def next_forward(forward: str | None) -> str | None:

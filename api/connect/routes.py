@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api.connect.errors import error_response, install_error_handlers
-from penstock.api.connect.forwarding import Forwarding
 from penstock.api.connect.openapi_types import (
     CONFIG_BODY,
     CREATE_BODY,
@@ -72,7 +71,7 @@ Herder = DistributedHerder | StandaloneHerder
 def create_connect_app(herder: Herder, registry: CollectorRegistry | None = None) -> FastAPI:
     """Return the app: Kafka Connect's REST API over one herder, and `/metrics` of `registry`."""
     app = FastAPI(title="Penstock Connect", docs_url=None, redoc_url=None, redirect_slashes=False)
-    install_error_handlers(app, Forwarding())
+    install_error_handlers(app)
     app.add_middleware(ConnectPaths, is_ready=lambda: herder.is_ready)
     app.include_router(_root_routes(herder))
     app.include_router(_connector_routes(herder))

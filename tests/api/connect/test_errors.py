@@ -7,7 +7,6 @@ import pytest
 from fastapi import FastAPI, Response
 
 from penstock.api.connect.errors import install_error_handlers, status_of
-from penstock.api.connect.forwarding import Forwarding
 from penstock.api.connect.request_parsing import ConnectPaths, Name
 from penstock.api.http.json_response import json_response
 from penstock.shared.common import errors
@@ -38,7 +37,7 @@ def test_each_error_has_its_status(error: errors.PenstockError, status: int) -> 
 
 def app(*, is_ready: bool = True) -> FastAPI:
     made = FastAPI(redirect_slashes=False)
-    install_error_handlers(made, Forwarding())
+    install_error_handlers(made)
     made.add_middleware(ConnectPaths, is_ready=lambda: is_ready)
 
     @made.get("/connectors/{name}")

@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from penstock.api.connect.errors import install_error_handlers
-from penstock.api.connect.forwarding import CONFLICT_MESSAGE, Forwarding
+from penstock.api.connect.forwarding import CONFLICT_MESSAGE
 from penstock.api.http.json_response import json_response
 from penstock.api.http.server import HttpServer
 from penstock.shared.common.settings import HttpSettings
@@ -22,7 +22,7 @@ from penstock.shared.connect.herder.errors import NotHere
 def worker(url: str | None) -> FastAPI:
     """A worker that answers no request itself, and names another one."""
     app = FastAPI()
-    install_error_handlers(app, Forwarding(timeout_ms=2_000))
+    install_error_handlers(app)
 
     @app.api_route("/{path:path}", methods=["GET", "PUT"])
     async def any_path(request: Request) -> Response:
