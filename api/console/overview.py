@@ -4,7 +4,7 @@ Sans-IO. Samples go in, and a dict that is the JSON of `GET /v1/overview` comes 
 the increase of a counter per second, over the last seconds. If a counter falls, its service was restarted and the
 counter began at zero again:
 
->>> rate = CounterRate(window_ms=5_000)
+>>> rate = CounterRate()
 >>> rate.add(0, {"a": 100}), rate.add(1_000, {"a": 600}), rate.add(2_000, {"a": 200})
 (None, 500.0, 350.0)
 
@@ -212,10 +212,9 @@ def _rate(points: Sequence[tuple[int, float]]) -> float | None:
 
 
 class CounterRate:
-    """The increase per second of a counter that several sources report, over a sliding window."""
+    """The increase per second of a counter that several sources report, over the last RATE_WINDOW_MS."""
 
-    def __init__(self, window_ms: int = RATE_WINDOW_MS) -> None:
-        self._window_ms = window_ms
+    def __init__(self) -> None:
         self._points: deque[tuple[int, float]] = deque()
         self._last: Mapping[str, float] = {}
         self._total = 0.0
@@ -233,7 +232,7 @@ class CounterRate:
         if not values:
             return None
         self._points.append((monotonic_ms, self._total))
-        _drop_points_until(self._points, monotonic_ms - self._window_ms)
+        _drop_points_until(self._points, monotonic_ms - RATE_WINDOW_MS)
         return _rate(self._points)
 
 
