@@ -52,6 +52,13 @@ def error_response(status: int, message: str) -> Response:
     return json_response({"error_code": status, "message": message}, status)
 
 
+def starting_response(path: str) -> Response:
+    """Return the response to a request for a path, if the worker is still starting up."""
+    if path.rstrip("/") == "/health":
+        return json_response({"status": "starting", "message": "Worker is still starting up."}, SERVICE_UNAVAILABLE)
+    return error_response(SERVICE_UNAVAILABLE, "The worker is still starting up")
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Add handlers that answer every error of the app's routes in Kafka Connect's error format.
 

@@ -15,9 +15,9 @@ from fastapi import Depends, Path, Request
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.api.connect.errors import error_response
+from penstock.api.connect.errors import starting_response
 from penstock.api.http.json_response import JSON_TYPE
-from penstock.api.http.status_codes import NOT_FOUND, SERVICE_UNAVAILABLE, UNSUPPORTED_MEDIA_TYPE
+from penstock.api.http.status_codes import NOT_FOUND, UNSUPPORTED_MEDIA_TYPE
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import properties_from_json
@@ -27,7 +27,7 @@ SLASH = "\x00"
 """Replaces, in a path's segment, a slash that was written as %2F."""
 CREATE_FIELDS = ("name", "config", "initial_state")
 
-WHILE_STARTING = frozenset({"/", "/health", "/metrics"})
+WHILE_STARTING = frozenset({"/", "/metrics"})
 
 
 async def json_body(request: Request) -> Any:
@@ -145,8 +145,8 @@ class ConnectPaths:
             return
         root = str(scope.get("root_path", ""))
         path = normalize_path(scope.get("raw_path", b""), str(scope["path"]))
-        if path.removeprefix(root) not in WHILE_STARTING and not self._is_ready():
-            await error_response(SERVICE_UNAVAILABLE, "The worker is still starting up")(scope, receive, send)
+        if (own := path.removeprefix(root)) not in WHILE_STARTING and not self._is_ready():
+            await starting_response(own)(scope, receive, send)
             return
         await self._app({**scope, "path": path}, receive, send)
 

@@ -16,7 +16,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.api.connect.errors import error_response, install_error_handlers
+from penstock.api.connect.errors import install_error_handlers, starting_response
 from penstock.api.connect.openapi_types import (
     CONFIG_BODY,
     CREATE_BODY,
@@ -53,7 +53,7 @@ from penstock.api.connect.request_parsing import (
     patch_of,
 )
 from penstock.api.http.json_response import json_response
-from penstock.api.http.status_codes import ACCEPTED, CREATED, INTERNAL_SERVER_ERROR, NO_CONTENT, SERVICE_UNAVAILABLE
+from penstock.api.http.status_codes import ACCEPTED, CREATED, INTERNAL_SERVER_ERROR, NO_CONTENT
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.errors import BadRequest, ConnectorNotFound
@@ -102,13 +102,7 @@ class StartingApp:
         if self.app is not None:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            starting = {"status": "starting", "message": "Worker is still starting up."}
-            response = (
-                json_response(starting, SERVICE_UNAVAILABLE)
-                if scope["path"].rstrip("/") == "/health"
-                else error_response(SERVICE_UNAVAILABLE, "The worker is still starting up")
-            )
-            await response(scope, receive, send)
+            await starting_response(scope["path"])(scope, receive, send)
 
 
 def _root_routes(herder: Herder) -> APIRouter:
@@ -122,8 +116,6 @@ def _root_routes(herder: Herder) -> APIRouter:
         "/health", summary="Whether the worker has started and answers", responses={200: {"model": WorkerHealth}}
     )
     async def get_worker_health() -> Response:
-        if not herder.is_ready:
-            return json_response({"status": "starting", "message": "Worker is still starting up."}, SERVICE_UNAVAILABLE)
         if not await herder.is_healthy():
             message = "Worker was unable to handle this request and may be unable to handle other requests."
             return json_response({"status": "unhealthy", "message": message}, INTERNAL_SERVER_ERROR)

@@ -80,9 +80,10 @@ async def test_a_request_without_a_known_owner_is_a_conflict() -> None:
 
 
 async def test_a_worker_that_is_starting_answers_503() -> None:
-    """Until a worker is ready, every request except `/health` is a 503."""
+    """Until a worker is ready, every request except `/` and `/metrics` is a 503. `/health` has its own body."""
     response = await send_request("/connectors/a", is_ready=False)
     assert (response.status_code, response.json()["error_code"]) == (503, 503)
-    assert (
-        await send_request("/health", is_ready=False)
-    ).status_code == 404  # this app has no such route: the request passed
+    health = await send_request("/health", is_ready=False)
+    assert (health.status_code, health.json()["status"]) == (503, "starting")
+    # The app has no such route: the request passed.
+    assert (await send_request("/metrics", is_ready=False)).status_code == 404
