@@ -48,6 +48,8 @@ from penstock.api.settings import CloudEventsForm
 from penstock.shared.common.json_decoding import NOT_UTF8, InvalidJson, JsonTypeMismatch, decode_json
 from penstock.shared.common.records import Headers, ProducerRecord
 
+MEDIA_TYPE_PREFIX = "application/cloudevents"
+"""The start of the media type of structured events and batches, in every event format."""
 STRUCTURED_TYPE = "application/cloudevents+json"
 BATCH_TYPE = "application/cloudevents-batch+json"
 JSON_TYPE = "application/json"
@@ -106,9 +108,12 @@ class CloudEvent(NamedTuple):
         return msgspec.json.encode(members)
 
 
-def is_binary_cloudevent(headers: Mapping[str, str]) -> bool:
-    """Return whether a request has the header `ce-specversion`, which an event in binary mode has."""
-    return SPEC_VERSION in headers
+def is_binary_cloudevent(media_type: str, headers: Mapping[str, str]) -> bool:
+    """Return whether a request is an event in binary mode. `media_type` is its Content-Type without parameters.
+
+    A structured event or a batch may have `ce-specversion` too (HTTP binding, section 3.2.3).
+    """
+    return SPEC_VERSION in headers and not media_type.startswith(MEDIA_TYPE_PREFIX)
 
 
 def cloudevent_from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:

@@ -6,7 +6,7 @@
 | application/json | one object, or the elements of an array; buffered |
 | application/cloudevents+json | one CloudEvent; buffered |
 | application/cloudevents-batch+json | an array of CloudEvents; buffered |
-| any but NDJSON, with ce-specversion | one CloudEvent in binary mode: the body is its data; buffered |
+| any but NDJSON and application/cloudevents…, with ce-specversion | one CloudEvent with the body as data; buffered |
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ async def open_events(
 
     split = single_event
     parse: ParseBatch = events.structured
-    if cloudevents.is_binary_cloudevent(request.headers):
+    if cloudevents.is_binary_cloudevent(media_type, request.headers):
         try:
             head = cloudevents.cloudevent_from_headers(request.headers.items())
         except EventRejected as e:
@@ -221,12 +221,12 @@ def check_media_type(request: Request) -> str:
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     known = NDJSON_TYPES | {JSON_TYPE, STRUCTURED_TYPE, BATCH_TYPE}
-    if media_type in known or cloudevents.is_binary_cloudevent(request.headers):
+    if media_type in known or cloudevents.is_binary_cloudevent(media_type, request.headers):
         return media_type
     raise Problem(
         ErrorKind(UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE", "Unsupported body"),
         "Content-Type must be application/x-ndjson, application/json or a CloudEvent's (application/cloudevents+json,"
-        f" application/cloudevents-batch+json, or any with ce-specversion), got {media_type[:60]!r}",
+        f" application/cloudevents-batch+json, or any other with ce-specversion), got {media_type[:60]!r}",
     )
 
 

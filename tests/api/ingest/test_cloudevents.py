@@ -300,6 +300,21 @@ async def test_binary_data_may_be_anything_unless_the_topic_reads_it(producer: A
         assert (wrong.status_code, wrong.json()["error_code"]) == (400, code)
 
 
+@pytest.mark.parametrize("mode", [0, 1], ids=["structured", "batch"])
+async def test_the_content_type_decides_the_mode_of_an_event(producer: Any, mode: int) -> None:
+    """A structured event or a batch may also have the `ce-` headers of binary mode: its body is read all the same."""
+    body, headers = modes(EVENT)[mode]
+    response = await Service(producer).post(body, BINARY | headers)
+    assert response.status_code == 200, response.text
+    assert only(producer).value == json.dumps(EVENT["data"]).encode()
+
+
+async def test_ce_headers_do_not_replace_an_event_format(producer: Any) -> None:
+    """A structured event in a format that ingest does not read is a 415, also with `ce-` headers."""
+    response = await Service(producer).post(b"", BINARY | {"Content-Type": "application/cloudevents+avro"})
+    assert (response.status_code, response.json()["error_code"]) == (415, "UNSUPPORTED_MEDIA_TYPE")
+
+
 async def test_a_batch_fails_by_element(producer: Any) -> None:
     """Invalid events of a batch are reported by their index, and the others are stored."""
     bad = {name: value for name, value in EVENT.items() if name != "source"}
