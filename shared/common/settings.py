@@ -397,10 +397,14 @@ def _show_setting_value(path: Sequence[str], value: Any) -> str:
 
 
 def _hide_flag_values(cls: type[BaseModel], message: str) -> str:
-    """The error for unknown flags with their names only: the value of a misspelled setting may be a secret."""
-    head, unknown, flags = message.partition("unrecognized arguments: ")
-    names = re.findall(r"(?:^|\s)(--[\w.-]+)", flags)
-    return head + unknown + (unknown_flags(cls, names) or flags)
+    """The error without values of unknown flags, since the value of a misspelled setting may be a secret.
+
+    It names the first unknown argument, which may have one dash or none, and each later one that begins with `--`.
+    """
+    # argparse takes -http.port=1 as -h with a value.
+    message = "".join(message.partition("ignored explicit argument")[:2])
+    head, unknown, arguments = message.partition("unrecognized arguments: ")
+    return head + unknown + unknown_flags(cls, re.findall(r"(?:^|\s(?=--))([^\s=]+)", arguments))
 
 
 def load_settings_or_exit(cls: type[S], arguments: Sequence[str], program: str) -> S:

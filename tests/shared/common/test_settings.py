@@ -186,6 +186,8 @@ def test_a_dict_from_flags() -> None:
         ),
         ([], {"PENSTOCK_QUITE_ANOTHER": "x"}, "PENSTOCK_QUITE_ANOTHER: no such setting"),
         (["--store.ptah=x"], {}, "unrecognized arguments: --store.ptah (did you mean --store.path?)"),
+        (["-store.path=x"], {}, "unrecognized arguments: -store.path (did you mean --store.path?)"),
+        (["--unknown=x", "y", "--other"], {}, "unrecognized arguments: --unknown, --other"),
         (["positional"], {}, "unrecognized arguments: positional"),
         ([], {"PENSTOCK_STORE": "{"}, '"store"'),
         (
@@ -256,6 +258,12 @@ def test_a_secret_is_not_shown() -> None:
         ([], {"PENSTOCK_STORE__TOKN": "hunter2"}),
         (["--store.tokn=hunter2"], {}),
         (["--store.tokn", "hunter2"], {}),
+        (["-store.token=hunter2"], {}),
+        (["-store.token", "hunter2"], {}),
+        (["\N{EM DASH}store.token=hunter2"], {}),
+        (["\N{EM DASH}store.token", "hunter2"], {}),
+        (["store.token=hunter2"], {}),
+        (["-http.ssl-key-password=hunter2"], {}),
         ([], {"PENSTOCK_KAFKA__SASL_PASSWORD": "hunter2", "PENSTOCK_KAFKA__SECURITY_PROTOCOL": "SASL_SSL"}),
     ],
 )
