@@ -29,6 +29,8 @@ from penstock.shared.common.errors import ConfigError
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+# As a number of ms, such a date would be within the first day of 1970.
+_BASIC_DATE = re.compile(r"([12]\d{3})(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])", re.ASCII)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIME_MS_MIN = -(2**63)
@@ -57,8 +59,10 @@ def utc_text(ms: int) -> str:
 def time_ms(text: str) -> int:
     """Ms since the epoch, from a number of ms or an ISO 8601 time (UTC by default).
 
-    Raises ConfigError for any other text, and for a number beyond 64 bits.
+    Raises ConfigError for any other text, for a number beyond 64 bits, and for a date without hyphens (`20130131`).
     """
+    if date := _BASIC_DATE.fullmatch(text):
+        raise ConfigError(f"{text!r} is not a valid time: write {'-'.join(date.groups())} if it is a date")
     if text.removeprefix("-").isdecimal():
         ms = int(text) if len(text) <= DIGITS_MAX else TIME_MS_MAX + 1
         if not TIME_MS_MIN <= ms <= TIME_MS_MAX:

@@ -1,11 +1,11 @@
-"""Durations as text."""
+"""Points in time and durations as text."""
 
 from __future__ import annotations
 
 import pytest
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.time_text import duration_ms
+from penstock.shared.common.time_text import duration_ms, time_ms
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,15 @@ def test_other_texts_are_rejected(text: str) -> None:
     """A fraction of a ms, a number beyond 64 bits, and any other text are no duration."""
     with pytest.raises(ConfigError, match="is not a duration"):
         duration_ms(text)
+
+
+def test_a_date_without_hyphens_is_rejected() -> None:
+    """ISO 8601's basic form of a date could also be a number of ms. Eight digits that are no date are ms."""
+    with pytest.raises(ConfigError, match="2013-01-31"):
+        time_ms("20130131")
+    assert [time_ms(text) for text in ("20131301", "20130132", "02013013", "-20130131")] == [
+        20_131_301,
+        20_130_132,
+        2_013_013,
+        -20_130_131,
+    ]
