@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote
 
 from penstock.shared.common.errors import ConfigError
 
@@ -47,21 +46,12 @@ def table_uri(lake: str, application: str, *table: str) -> str:
 
 
 def local_folder(root: str) -> Path | None:
-    """The local folder of a location: a path, or the path of a `file:` URI; None for any other URI.
+    """The local folder of a location that `table_uri` returned; None if the location is a URI.
 
-    Raises ConfigError if a `file:` URI names a host.
-
-    >>> str(local_folder("file:///lake/my%20app")), local_folder("s3://lake/app")
+    >>> str(local_folder("/lake/my app")), local_folder("s3://lake/app")
     ('/lake/my app', None)
     """
-    if "://" not in root:
-        return Path(root)
-    parts = urlsplit(root)
-    if parts.scheme != "file":
-        return None
-    if parts.netloc not in ("", "localhost"):
-        raise ConfigError(f"lake {root!r}: a file URI must not name a host, such as {parts.netloc!r}: write file:///")
-    return Path(url2pathname(parts.path))
+    return None if "://" in root else Path(root)
 
 
 def require_location(lake: str | None) -> str | None:
