@@ -406,16 +406,15 @@ class EventParser:
         self,
         topic: str,
         settings: IngestSettings,
-        reader: TopicReader | None = None,
+        reader: TopicReader,
         *,
         key: bytes | None = None,
         time: int | None = None,
     ) -> None:
         self.topic = topic
         self.settings = settings
-        own = settings.for_topic(topic)
-        self.reader = topic_reader(settings, own) if reader is None else reader
-        self._reads_time = own.time is not None
+        self.reader = reader
+        self._reads_time = settings.for_topic(topic).time is not None
         self._max_future_ms = settings.max_future_ms
         self._max_line_bytes = settings.max_line_bytes
         self._key = key

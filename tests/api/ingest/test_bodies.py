@@ -262,7 +262,8 @@ def cut(body: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def parse(chunks: list[bytes]) -> tuple[list[tuple[int, ProducerRecord]], list[RecordError]]:
-    reader = NdjsonReader(EventParser("t", SETTINGS), SETTINGS.max_line_bytes)
+    parser = EventParser("t", SETTINGS, topic_reader(SETTINGS, SETTINGS.for_topic("t")))
+    reader = NdjsonReader(parser, SETTINGS.max_line_bytes)
     parts = [reader.feed(chunk, 0) for chunk in chunks] + [reader.close(0)]
     records = [pair for p in parts for pair in zip(p.positions, p.records, strict=True)]
     return records, [e for p in parts for e in p.errors]
