@@ -45,7 +45,8 @@ from penstock.shared.common.json_decoding import InvalidJson, JsonTypeMismatch, 
 
 NDJSON_TYPES = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"})
 JSON_TYPE = "application/json"
-
+ELEMENTS_MAX = 1_000
+"""The most elements of an array that are parsed at once, for the same reasons as `ndjson.LINES_MAX`."""
 
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
 
@@ -257,10 +258,8 @@ class TooManyEvents(EventRejected):
         super().__init__("TOO_MANY_EVENTS", message)
 
 
-def array_elements(
-    body: bytes, max_element_bytes: int, max_elements: int, batch: int = 1_000
-) -> Iterator[tuple[int, list[bytes | None]]]:
-    """Iterate over the events of a JSON array: (0-based index of the first event, up to `batch` events).
+def array_elements(body: bytes, max_element_bytes: int, max_elements: int) -> Iterator[Batch]:
+    """Iterate over the events of a JSON array: (0-based index of the first event, up to ELEMENTS_MAX events).
 
     An event is bytes, or None if it has more than `max_element_bytes`. The call itself raises EventRejected if `body`
     is no valid JSON array or has more than `max_elements` events.
@@ -274,7 +273,7 @@ def array_elements(
         raise explain_malformed(body, e) from None
     if len(elements) > max_elements:
         raise TooManyEvents(max_elements)
-    return _batches_of_elements(iter(elements), max_element_bytes, batch)
+    return _batches_of_elements(iter(elements), max_element_bytes)
 
 
 def json_object_body(body: bytes) -> bytes | None:
@@ -295,10 +294,8 @@ def json_object_body(body: bytes) -> bytes | None:
     return body.strip(JSON_SPACE)
 
 
-def _batches_of_elements(
-    elements: Iterator[msgspec.Raw], max_element_bytes: int, batch: int
-) -> Iterator[tuple[int, list[bytes | None]]]:
+def _batches_of_elements(elements: Iterator[msgspec.Raw], max_element_bytes: int) -> Iterator[Batch]:
     first = 0
-    while values := [bytes(element) for element in islice(elements, batch)]:
+    while values := [bytes(element) for element in islice(elements, ELEMENTS_MAX)]:
         yield first, [value if len(value) <= max_element_bytes else None for value in values]
         first += len(values)

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from penstock.api.http.app import create_app
 from penstock.api.ingest.event import EventParser, EventRejected, RecordError, topic_reader
 from penstock.api.ingest.ndjson import LineSplitter, NdjsonReader
-from penstock.api.ingest.request_events import array_elements
+from penstock.api.ingest.request_events import ELEMENTS_MAX, array_elements
 from penstock.api.ingest.routes import Ingest, plain_query
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.records import ProducerRecord
@@ -337,8 +337,9 @@ def test_a_line_over_the_limit_is_not_buffered() -> None:
 @given(st.lists(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=4), max_size=25))
 def test_array_elements_are_their_own_bytes(values: list[object]) -> None:
     """Batches contain every element of an array once, in order, as its original bytes."""
-    batches = list(array_elements(msgspec.json.encode(values), 1_000_000, 1_000_000, batch=4))
-    assert [first for first, _ in batches] == list(range(0, len(values), 4))
+    values = values * 200
+    batches = list(array_elements(msgspec.json.encode(values), 1_000_000, 1_000_000))
+    assert [first for first, _ in batches] == list(range(0, len(values), ELEMENTS_MAX))
     assert [msgspec.json.decode(e) for _, part in batches for e in part if e is not None] == values
 
 
