@@ -92,10 +92,6 @@ class CloudEvent(NamedTuple):
         key = self.attributes.get("partitionkey")
         return Attributes(None if key is None else key.encode(), self.attributes.get("time"))
 
-    def with_data(self, body: bytes) -> CloudEvent:
-        """Return this event of a binary request with the body as its data. An empty body is no data."""
-        return self._replace(data=body or None)
-
     def envelope(self) -> bytes:
         """Return the event as a JSON object; data that is not JSON is in base64."""
         members: dict[str, Any] = dict(self.attributes)
@@ -188,9 +184,8 @@ class CloudEventParser:
         self._opaque.reader = parser.reader._replace(event=_read_opaque_cloudevent_data)
 
     def binary(self, head: CloudEvent, body: bytes, now_ms: int) -> Parsed:
-        """Parse the event of a request in binary mode."""
-        event = head.with_data(body)
-        return self._parse_cloudevent(event, 0, now_ms, None)
+        """Parse the event of a request in binary mode. An empty body is no data."""
+        return self._parse_cloudevent(head._replace(data=body or None), 0, now_ms, None)
 
     def structured(self, values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
         """Parse events as JSON objects, at the positions `first`, `first + 1`, ..."""
