@@ -34,6 +34,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from penstock.api.http.json_response import JSON_TYPE
 from penstock.api.http.status_codes import BAD_REQUEST
 from penstock.api.ingest.event import (
     JSON_SPACE,
@@ -52,7 +53,6 @@ MEDIA_TYPE_PREFIX = "application/cloudevents"
 """The start of the media type of structured events and batches, in every event format."""
 STRUCTURED_TYPE = "application/cloudevents+json"
 BATCH_TYPE = "application/cloudevents-batch+json"
-JSON_TYPE = "application/json"
 HTTP_PREFIX = "ce-"
 KAFKA_PREFIX = "ce_"
 SPEC_VERSION = "ce-specversion"

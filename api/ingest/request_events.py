@@ -21,6 +21,7 @@ import msgspec
 from fastapi import Request
 
 from penstock.api.http.body import BodyReader, read_body
+from penstock.api.http.json_response import JSON_TYPE
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import (
     BAD_REQUEST,
@@ -44,7 +45,6 @@ from penstock.shared.common.clock import Clock
 from penstock.shared.common.json_decoding import InvalidJson, JsonTypeMismatch, decode_json
 
 NDJSON_TYPES = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"})
-JSON_TYPE = "application/json"
 ELEMENTS_MAX = 1_000
 """The most elements of an array that are parsed at once, for the same reasons as `ndjson.LINES_MAX`."""
 
