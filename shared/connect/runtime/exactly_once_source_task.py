@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.errors import PenstockError, TransactionAborted
+from penstock.shared.common.errors import PenstockError, RetriableError, TransactionAborted
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 from penstock.shared.common.settings import KafkaSettings
@@ -44,8 +44,9 @@ def transactional_id(group_id: str, id: ConnectorTaskId) -> str:
 async def fence_producers(kafka: KafkaSettings, transactional_ids: Iterable[str]) -> None:
     """Fence the producers of earlier exactly-once source tasks, by their transactional ids.
 
-    Afterwards, none of them can write, or has a transaction open. Raises ConnectError if one cannot be fenced; others
-    may then be unfenced too. Its message has the first error, such as KafkaTimeout or AuthorizationFailed.
+    Afterwards, none of them can write, or has a transaction open. If one cannot be fenced, others may be unfenced too.
+    Raises the first error if it is a RetriableError, such as KafkaTimeout. Otherwise raises ConnectError, whose message
+    has the first error, such as AuthorizationFailed.
     """
     limit = asyncio.Semaphore(FENCED_AT_ONCE_MAX)
 
@@ -58,7 +59,10 @@ async def fence_producers(kafka: KafkaSettings, transactional_ids: Iterable[str]
             for transactional_id in transactional_ids:
                 tasks.create_task(fence_producer(transactional_id))
     except ExceptionGroup as e:
-        raise ConnectError(f"earlier tasks cannot be fenced: {summary_of(e.exceptions[0])}") from e
+        error = e.exceptions[0]
+        if isinstance(error, RetriableError):
+            raise error from None
+        raise ConnectError(f"earlier tasks cannot be fenced: {summary_of(error)}") from e
 
 
 class ExactlyOnceSourceTask(AbstractWorkerSourceTask):

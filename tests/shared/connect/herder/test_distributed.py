@@ -627,6 +627,27 @@ async def test_a_task_starts_only_once_the_newest_set_is_fenced(monkeypatch: pyt
         assert waits == [1]
 
 
+async def test_fencing_is_retried_while_kafka_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Kafka does not answer while the leader fences a source's older tasks, the leader fences them again, and the
+    newer tasks start afterwards."""
+    init_transactions = Producer.init_transactions
+    failures = [KafkaTimeout("no response")]
+
+    async def flaky(producer: Producer) -> None:
+        if failures:
+            raise failures.pop()
+        await init_transactions(producer)
+
+    monkeypatch.setattr(distributed, "RETRY_BACKOFF", ExponentialBackoff(0, 0))
+    once = {"exactly_once_source_support": "enabled"}
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1", **once) as herder:
+        await herder.put_connector("c", config(), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        monkeypatch.setattr(Producer, "init_transactions", flaky)
+        await herder.patch_connector("c", {"word": "x"})
+        await until(lambda: not failures and states(herder) == ["RUNNING"] * 3)
+
+
 async def test_task_configs_that_cannot_be_made_are_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a connector cannot make its task configs for a while, such as without its database, they are requested again.
     Only more of them than tasks.max fail the connector."""
