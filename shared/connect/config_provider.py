@@ -179,18 +179,20 @@ class ConfigTransformer:
         ConfigError if a provider fails."""
         return {name: self._resolve_variables(value) if "${" in value else value for name, value in props.items()}
 
-    def masking(self, raw: Mapping[str, str]) -> Mask:
+    def masking(self, raw: Mapping[str, str], plugin: type | None = None) -> Mask:
         """Return a function that masks the values of this configuration's variables, and its other secrets.
+
+        `plugin` is the connector's class, whose definitions decide which settings are secrets, or None.
 
         A secret of fewer than MASKED_LENGTH_MIN characters is masked only in a text about its own setting. The values
         of a setting's variables are not masked if a provider fails.
         """
         own: dict[str, dict[str, str]] = {}
         for name, text in raw.items():
-            own[name] = secrets_in(name, text)
+            own[name] = secrets_in(name, text, plugin)
             if "${" in text:
                 with contextlib.suppress(ConfigError):
-                    own[name] |= self._values_of_variables(name, text)
+                    own[name] |= self._values_of_variables(name, text, plugin)
         everywhere = {
             value: shown for each in own.values() for value, shown in each.items() if len(value) >= MASKED_LENGTH_MIN
         }
@@ -204,17 +206,17 @@ class ConfigTransformer:
 
         return mask_secrets
 
-    def _values_of_variables(self, name: str, text: str) -> dict[str, str]:
+    def _values_of_variables(self, name: str, text: str, plugin: type | None) -> dict[str, str]:
         """Return the texts of a setting that must not be shown, each with the text that is shown instead.
 
         These are the resolved value, the passwords in it, and the value of each variable in it.
         """
         found = {self._value_of_variable(match) or "": match[0] for match in VARIABLE.finditer(text)}
         resolved = self._resolve_variables(text)
-        found[resolved] = redacted_value(name, text)
+        found[resolved] = redacted_value(name, text, plugin)
         # A variable's value may contain a password, and it may be a part of a password.
-        hidden = secrets_in(name, resolved)
-        hidden |= {self._resolve_variables(secret): shown for secret, shown in secrets_in(name, text).items()}
+        hidden = secrets_in(name, resolved, plugin)
+        hidden |= {self._resolve_variables(secret): shown for secret, shown in secrets_in(name, text, plugin).items()}
         stripped = {value.strip(): shown for value, shown in found.items()}
         return {value: shown for value, shown in {**hidden, **stripped, **found}.items() if value and value != shown}
 

@@ -1,7 +1,7 @@
 """Redaction: configs, log lines and errors show `[hidden]` in place of secrets.
 
-The type of a setting decides whether the setting is secret. If the type is not known, as in most log lines and errors,
-the name of the setting decides. A URL is shown without its password. A value that consists only of variables such as
+The type of a setting decides whether the setting is secret. If the type is not known, as in most log lines, the name
+of the setting decides. A URL is shown without its password. A value that consists only of variables such as
 `${env:TOKEN}` is not a secret.
 
 A client may read a config over REST, change it and write it back. Then `[hidden]` stands for the stored secret, which
@@ -87,12 +87,12 @@ def without_passwords(text: str) -> str:
     return PARAMETER.sub(_redact_parameter, USER_INFO.sub(lambda found: f"{_redact_url_password(found)}@", text))
 
 
-def secrets_in(name: str, value: str) -> dict[str, str]:
+def secrets_in(name: str, value: str, plugin: type | None) -> dict[str, str]:
     """Map each text of a setting's value that must not be shown to the text that is shown instead.
 
     This is the whole value if it is a secret, else each password in its URLs and the value with these passwords.
     """
-    if (shown := redacted_value(name, value)) == value:
+    if (shown := redacted_value(name, value, plugin)) == value:
         return {}
     if shown == HIDDEN:
         return dict.fromkeys((value, value.strip(), repr(value)[1:-1]), shown)
@@ -123,7 +123,11 @@ def _has_literal_text(value: str) -> bool:
 
 @lru_cache(PLUGINS_MAX)
 def _config_types_of_plugin(plugin: type) -> dict[str, Type]:
-    return {key.name: key.type for key in cast(Any, plugin).config()}
+    try:
+        return {key.name: key.type for key in cast(Any, plugin).config()}
+    except Exception:
+        # A plugin's code may raise any error. The report of that error needs a mask.
+        return {}
 
 
 def is_secret(name: str, plugin: type | None) -> bool:

@@ -243,7 +243,7 @@ class BaseHerder(ABC):
 
     async def _validate_connector_config(self, config: Mapping[str, str]) -> ConfigInfos:
         require_connector_class(config)
-        mask = self.worker.transformer.masking(config)
+        mask = self.worker.masking(config)
         async with request_timeout("The connector takes too long to validate its configuration"):
             with _connector_errors(f"{config['connector.class']} cannot validate its configuration", mask):
                 infos = await self.worker.validate(config)
@@ -351,7 +351,7 @@ class BaseHerder(ABC):
         for a ConfigError, and a ConnectError for any other.
         """
         config, resolved, wanted = await self._run_in_herder_loop(lambda: self._offsets_to_alter(name, rows))
-        mask = self.worker.transformer.masking(config)
+        mask = self.worker.masking(config)
         async with request_timeout("The connector takes too long to check the offsets"):
             with _connector_errors(f"{config['connector.class']} rejects the offsets", mask):
                 altered = await self.worker.alter_offsets(resolved, wanted)

@@ -640,7 +640,7 @@ class DistributedHerder(BaseHerder):
         except ConnectorNotFound:
             return
         except TooManyTasks as e:
-            self._reporter.on_event(name, Event.FAILURE, self.worker.transformer.masking(config)(trace_of(e)))
+            self._reporter.on_event(name, Event.FAILURE, self.worker.masking(config)(trace_of(e)))
             return
         except Exception as e:
             self._retry_task_configs_later(name, attempt, e)
@@ -653,7 +653,7 @@ class DistributedHerder(BaseHerder):
 
     def _retry_task_configs_later(self, name: str, attempt: int, error: Exception) -> None:
         delay_ms = round(RETRY_BACKOFF.wait_ms(attempt + 1))
-        mask = self.worker.transformer.masking(self.snapshot().configs.get(name, {}))
+        mask = self.worker.masking(self.snapshot().configs.get(name, {}))
         log.warning(
             "tasks cannot be configured yet", connector=name, again_in_ms=delay_ms, reason=mask(summary_of(error))
         )

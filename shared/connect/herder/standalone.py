@@ -247,7 +247,7 @@ class StandaloneHerder(BaseHerder):
             return
         except Exception as e:
             # Any error of the connector fails this connector alone.
-            mask = self.worker.transformer.masking(config)
+            mask = self.worker.masking(config)
             log.error("tasks cannot be configured", connector=name, reason=mask(summary_of(e)))
             self._reporter.on_event(name, Event.FAILURE, mask(trace_of(e)))
             return

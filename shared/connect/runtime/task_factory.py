@@ -88,7 +88,7 @@ class TaskFactory:
             self._files.check(plugin.file_settings, given)
         task = plugin.task_class()
         metrics = TaskMetrics("sink" if is_sink else "source", self._clock.monotonic_ms())
-        mask = self._transformer.masking({**spec.connector_config, **spec.task_config})
+        mask = self._transformer.masking({**spec.connector_config, **spec.task_config}, plugin)
         build = _Build(
             factory=self,
             id=spec.id,

@@ -17,6 +17,7 @@ from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from penstock.shared.connect.config_provider import ConfigTransformer, unresolved
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, TooManyTasks, summary_of, trace_of
+from penstock.shared.connect.redaction import Mask
 from penstock.shared.connect.runtime.config_validation import ConfigInfos, validate_connector
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins, class_name
@@ -154,7 +155,7 @@ class Worker:
         """
         if name in self._connectors:
             raise ConnectError(f"Connector with name {name} already exists")
-        mask = self.transformer.masking(config)
+        mask = self.masking(config)
         try:
             props = self.transformer.resolve(config)
             self.check_files(props)
@@ -168,6 +169,10 @@ class Worker:
         self._connectors[name] = connector
         self._targets[name] = target
         return await connector.transition_to(target)
+
+    def masking(self, config: Props) -> Mask:
+        """Return a function that masks the secrets of a connector's or task's configuration in a text."""
+        return self.transformer.masking(config, self.plugins.any_kind(config.get("connector.class", "")))
 
     def check_files(self, props: Props) -> None:
         """Raises ConfigError if a connector's configuration names a file that the worker does not allow."""
@@ -250,7 +255,7 @@ class Worker:
             task = self._make_task(spec, listener)
         except Exception as e:
             # The task's constructor may raise any error.
-            mask = self.transformer.masking({**spec.connector_config, **spec.task_config})
+            mask = self.masking({**spec.connector_config, **spec.task_config})
             log.error("task cannot be created", task=str(spec.id), error=mask(summary_of(e)))
             listener.on_event(spec.id, Event.FAILURE, mask(trace_of(e)))
             return False

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.config_def import ConfigDef
 from penstock.shared.connect.config_provider import (
     ConfigTransformer,
     DirectoryConfigProvider,
@@ -178,6 +179,18 @@ def test_secrets_are_hidden_and_variables_are_not() -> None:
         "producer.override.sasl.jaas.config": "[hidden]",
     }
     assert not is_secret("connection.user", PostgresSinkConnector)
+
+
+def test_names_decide_if_a_connector_cannot_define_its_settings() -> None:
+    """If a connector's `config` raises an error, the names of its settings decide which are secrets."""
+
+    class Broken(HttpSinkConnector):
+        @classmethod
+        def config(cls) -> ConfigDef:
+            raise ValueError("on purpose")
+
+    mask = transformer().masking({"other.password": "pl41n", "http.url": "http://api"}, Broken)
+    assert mask("pl41n rejected by http://api") == "[hidden] rejected by http://api"
 
 
 def test_a_secret_beside_a_variable_is_hidden() -> None:

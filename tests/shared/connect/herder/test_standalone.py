@@ -11,7 +11,7 @@ import pytest
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.connect.config_def import ConfigDef, ConfigValue
+from penstock.shared.connect.config_def import ConfigDef, ConfigValue, Importance, Type
 from penstock.shared.connect.connector import Props, SourceConnector
 from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound
 from penstock.shared.connect.herder.base_herder import Stores
@@ -65,7 +65,7 @@ class MultiTaskSource(SourceConnector):
 
     @classmethod
     def config(cls) -> ConfigDef:
-        return ConfigDef()
+        return ConfigDef().define("phrase", Type.PASSWORD, None, Importance.LOW, "A password.")
 
     def validate(self, props: Props) -> list[ConfigValue]:
         if "slow" in props:
@@ -320,6 +320,11 @@ async def test_a_validation_contains_no_secret(monkeypatch: pytest.MonkeyPatch) 
         await herder.put_connector("o", {**config(offsets=secret), "name": "o"}, replace=False)
         await herder.set_target_state("o", TargetState.STOPPED)
         with pytest.raises(ConnectError, match=r"TimeoutError: .*env:PENSTOCK"):
+            await herder.alter_offsets("o", None)
+        with pytest.raises(ConnectError, match=r"KeyError: '\[hidden\]'"):
+            await herder.put_connector("c", config(phrase="0pen-sesame", confused="0pen-sesame"), replace=False)
+        await herder.patch_connector("o", {"phrase": "0pen-sesame", "offsets": "0pen-sesame"})
+        with pytest.raises(ConnectError, match=r"TimeoutError: \[hidden\]"):
             await herder.alter_offsets("o", None)
         await herder.put_connector("c", config(password="pl41n"), replace=False)
         assert herder.connector_info("c")["config"]["password"] == "[hidden]"

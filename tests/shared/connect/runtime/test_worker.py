@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from penstock.shared.connect.config_def import ConfigDef, Importance, Type
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector
 from penstock.shared.connect.errors import TooManyTasks
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
@@ -202,3 +203,34 @@ async def test_errors_contain_no_secret(monkeypatch: pytest.MonkeyPatch) -> None
         assert len(run.listener.traces) == 2
         assert "cannot log in with ${env:PENSTOCK_TEST_SECRET}" in run.listener.traces[0]
         assert "s3cret-value" not in str(run.listener.traces) + str(logs)
+
+
+async def test_errors_contain_no_value_of_a_password() -> None:
+    """Traces and logs contain no value of a setting of type PASSWORD, whatever its name. This holds for the errors of a
+    connector, of a task that cannot be made, and of a task that fails."""
+
+    class TellingTask(RecordingSinkTask):
+        async def start(self, props: Mapping[str, str]) -> None:
+            raise ValueError(f"the task cannot log in with {props['sftp.passphrase']}")
+
+    class TellingSink(RecordingSink):
+        task_class = TellingTask
+
+        @classmethod
+        def config(cls) -> ConfigDef:
+            return ConfigDef().define("sftp.passphrase", Type.PASSWORD, None, Importance.HIGH, "Opens the key.")
+
+        async def start(self, props: Mapping[str, str]) -> None:
+            raise ValueError(f"the connector cannot log in with {props['sftp.passphrase']}")
+
+    async with running() as run:
+        run.worker.plugins.add(TellingSink, "TellingSink")
+        config = {**SINK, "connector.class": "TellingSink", "sftp.passphrase": "0pen-sesame"}
+        with structlog.testing.capture_logs() as logs:
+            await run.worker.start_connector("t", config, TargetState.STARTED, run.listener)
+            for number, task_config in enumerate([{**config, "tasks.max": "0pen-sesame"}, config]):
+                spec = TaskSpec(ConnectorTaskId("t", number), task_config, task_config)
+                await run.worker.start_task(spec, TargetState.STARTED, run.listener)
+            await run.until(lambda: len(run.listener.traces) == 3)
+        assert all("[hidden]" in trace for trace in run.listener.traces)
+        assert "0pen-sesame" not in str(run.listener.traces) + str(logs)
