@@ -30,7 +30,7 @@ from penstock.shared.connect.herder.work_runner import WorkRunner
 from penstock.shared.connect.runtime.client_settings import GROUP_ID_OVERRIDE
 from penstock.shared.connect.runtime.config_validation import ConfigInfos, plugin_definitions, require_connector_class
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
-from penstock.shared.connect.runtime.plugins import Plugins, plugin_version
+from penstock.shared.connect.runtime.plugins import Plugins, connector_type, plugin_version
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
@@ -207,18 +207,20 @@ class BaseHerder(ABC):
         return plugin_definitions(*self.plugins.config_of(name))
 
     async def connector_offsets(self, name: str) -> Json:
-        """Return a connector's offsets. Raises ConnectorNotFound."""
-        config = self.connector_config(name)
-        is_sink = views.kind_of_connector(self.plugins, config) == "sink"
-        return await self._offsets.read(name, self._resolved_group(config), is_sink=is_sink)
+        """Return a connector's offsets. Raises ConnectorNotFound, and ConfigError if its class is not on this
+        worker."""
+        config = self._resolved_class_and_group(self.connector_config(name))
+        plugin = self.plugins.connector_class(config.get("connector.class", ""))
+        return await self._offsets.read(name, config, is_sink=connector_type(plugin) == "sink")
 
-    def _resolved_group(self, config: Config) -> Config:
-        """Return only the setting `consumer.override.group.id`, resolved. It is all that a sink's group needs.
+    def _resolved_class_and_group(self, config: Config) -> Config:
+        """Return only the settings `connector.class` and `consumer.override.group.id`, resolved. They decide whether a
+        connector has a consumer group, and which.
 
         The other settings are left out: a variable of theirs may have no value on this worker.
         """
         return self.worker.transformer.resolve(
-            {name: text for name, text in config.items() if name == GROUP_ID_OVERRIDE}
+            {name: text for name, text in config.items() if name in ("connector.class", GROUP_ID_OVERRIDE)}
         )
 
     # --- validation ---

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from penstock.shared.clients.admin import Admin
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.config_def import ConfigDef, ConfigValue, Importance, Type
 from penstock.shared.connect.connector import Props, SourceConnector
@@ -273,6 +274,14 @@ async def test_offsets_change_only_while_the_connector_is_stopped() -> None:
         assert (await herder.connector_offsets("c"))["offsets"] == [{"partition": {"file": "a"}, "offset": {"at": 3}}]
         await herder.alter_offsets("c", None)
         assert (await herder.connector_offsets("c"))["offsets"] == []
+
+
+async def test_offsets_of_a_connector_without_its_class_are_an_error() -> None:
+    """The offsets of a connector whose class is not on the worker cannot be read: the class decides where they are."""
+    async with running_herder() as (herder, _):
+        await herder._stores.configs.put_connector("c", config() | {"connector.class": "Removed"}, TargetState.STOPPED)
+        with pytest.raises(ConfigError, match="Removed"):
+            await herder.connector_offsets("c")
 
 
 async def test_a_deleted_connector_leaves_nothing() -> None:
