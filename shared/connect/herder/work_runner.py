@@ -109,6 +109,8 @@ class WorkRunner:
     async def _stop_work(self, work: ConnectorsAndTasks) -> None:
         for task in work.tasks & self._preparing.keys():
             self._preparing.pop(task).cancel()
+        for task in work.tasks:
+            self._specs.pop(task, None)
         await self._worker.stop_tasks(work.tasks & self._worker.task_ids())
         for name in work.connectors & self._starting.keys():
             self._starting.pop(name).cancel()
@@ -216,8 +218,9 @@ class WorkRunner:
             snapshot.task_configs[task],
             len(snapshot.tasks(task.connector)),
         )
-        self._specs[task] = spec
         started = await self._worker.start_task(spec, snapshot.target_state(task.connector), self._listener)
+        if started:
+            self._specs[task] = spec
         self.startups["task", started] += 1
         return started
 

@@ -220,8 +220,9 @@ async def test_a_restart_of_a_task_that_cannot_be_created_is_an_error() -> None:
         assert states(herder) == ["RUNNING", "RUNNING", "FAILED"]
 
 
-async def test_a_task_that_could_not_be_created_leaves_no_status() -> None:
-    """The status of a task that could not be created is removed when the connector has fewer tasks."""
+async def test_a_task_that_could_not_be_created_leaves_nothing() -> None:
+    """The status of a task that could not be created is removed when the connector has fewer tasks. Its config is not
+    kept."""
     async with running_herder() as (herder, _):
         make = herder.worker._make_task
 
@@ -235,6 +236,7 @@ async def test_a_task_that_could_not_be_created_leaves_no_status() -> None:
         await until(lambda: states(herder) == ["RUNNING", "RUNNING", "FAILED"])
         await herder.set_target_state("c", TargetState.STOPPED)
         await until(lambda: states(herder) == ["STOPPED"])
+        assert herder._runner._specs == {}
 
 
 async def test_restarts_apply_to_the_named_instances() -> None:
@@ -285,7 +287,7 @@ async def test_offsets_of_a_connector_without_its_class_are_an_error() -> None:
 
 
 async def test_a_deleted_connector_leaves_nothing() -> None:
-    """A deleted connector has neither config nor status, and nothing runs."""
+    """A deleted connector has neither config nor status, nothing runs, and no task's config is kept."""
     async with running_herder() as (herder, _):
         await herder.put_connector("c", config(), replace=False)
         await until(lambda: states(herder) == ["RUNNING"] * 3)
@@ -294,6 +296,7 @@ async def test_a_deleted_connector_leaves_nothing() -> None:
         with pytest.raises(ConnectorNotFound):
             herder.connector_status("c")
         assert (herder.worker.connector_names(), herder.worker.task_ids()) == (frozenset(), frozenset())
+        assert herder._runner._specs == {}
 
 
 async def test_an_invalid_config_is_rejected_before_it_is_written() -> None:
