@@ -47,7 +47,6 @@ class StatusReporter:
         self._generation = generation
         self._version = version
         self._tracks_topics = tracks_topics
-        self._topics: set[tuple[str, str]] = set()
 
     def __repr__(self) -> str:
         return f"<StatusReporter {self._worker_id}>"
@@ -70,14 +69,7 @@ class StatusReporter:
 
     def on_topic_used(self, id: ConnectorTaskId, topic: str) -> None:
         """Add a topic to the connector's list of topics, unless it is there already or topics are not tracked."""
-        seen = (id.connector, topic)
-        if not self._tracks_topics or (
-            seen in self._topics and self._statuses.cache.topic(id.connector, topic) is not None
-        ):
-            return
-        known = self._statuses.cache.topic(id.connector, topic)
-        self._topics.add(seen)
-        if known is None:
+        if self._tracks_topics and self._statuses.cache.topic(id.connector, topic) is None:
             self._statuses.put(TopicStatus(topic, id.connector, id.task, self._clock.now_ms()))
 
     def announce_restart(self, tasks: Iterable[ConnectorTaskId], connector: str | None) -> None:
@@ -102,7 +94,6 @@ class StatusReporter:
         """Empty the list of a connector's topics."""
         for topic in self._statuses.cache.topics(name):
             self._statuses.put(Forgotten((topic.topic, name)))
-        self._topics = {seen for seen in self._topics if seen[0] != name}
 
     def _status_to_report(self, id: Id, state: State, trace: str | None = None) -> ConnectorStatus | TaskStatus:
         if isinstance(id, ConnectorTaskId):
