@@ -286,7 +286,7 @@ class BaseHerder(ABC):
         """
 
     @abstractmethod
-    async def _run_in_herder_loop(self, run: Callable[[], Awaitable[T]]) -> T:
+    async def _run_as_leader(self, run: Callable[[], Awaitable[T]]) -> T:
         """Run a command in the herder's loop. In a group, only the leader runs it; others raise NotHere."""
 
     async def patch_connector(self, name: str, patch: Mapping[str, str | None]) -> Json:
@@ -302,7 +302,7 @@ class BaseHerder(ABC):
 
         while True:
             # Optimistic: validation takes long and runs outside the loop, so another change may come first.
-            base = await self._run_in_herder_loop(current_config)
+            base = await self._run_as_leader(current_config)
             try:
                 return (await self.put_connector(name, self._patch_config(base, patch), replace=True, instead_of=base))[
                     1
@@ -352,7 +352,7 @@ class BaseHerder(ABC):
         Raises BadRequest if the connector is not stopped. If the connector's code raises an error, raises a ConfigError
         for a ConfigError, and a ConnectError for any other.
         """
-        config, resolved, wanted = await self._run_in_herder_loop(lambda: self._offsets_to_alter(name, rows))
+        config, resolved, wanted = await self._run_as_leader(lambda: self._offsets_to_alter(name, rows))
         mask = self.worker.masking(config)
         async with request_timeout("The connector takes too long to check the offsets"):
             with _connector_errors(f"{config['connector.class']} rejects the offsets", mask):
@@ -363,7 +363,7 @@ class BaseHerder(ABC):
             await self._check_offsets_fenced(name)
             return {"message": await self._offsets.keep(name, resolved, rows, wanted, altered=altered)}
 
-        return await self._run_in_herder_loop(keep_offsets)
+        return await self._run_as_leader(keep_offsets)
 
     async def _offsets_to_alter(self, name: str, rows: Sequence[Row] | None) -> tuple[Config, dict[str, str], Wanted]:
         """Return a stopped connector's config, its resolved config, and the offsets that it is to have."""

@@ -406,9 +406,6 @@ class DistributedHerder(BaseHerder):
         urls = self.member.urls or {}
         return next((urls.get(member) for member in owners if owned(member)), None)
 
-    async def _run_in_herder_loop(self, run: Callable[[], Awaitable[T]]) -> T:
-        return await self._run_as_leader(run)
-
     async def _run_as_leader(self, run: Callable[[], Awaitable[T]]) -> T:
         async def run_if_leader() -> T:
             # in the loop, since a rebalance may have changed the leader while the request waited

@@ -114,7 +114,7 @@ class StandaloneHerder(BaseHerder):
                 self._runner.start_connector(name)
             return not exists, self.connector_info(name)
 
-        return await self._execute_command(put_connector_config)
+        return await self._commands.execute(put_connector_config)
 
     async def started(self, name: str, timeout_ms: int) -> None:
         """Wait until the start of a new connector has ended, at most `timeout_ms`.
@@ -140,7 +140,7 @@ class StandaloneHerder(BaseHerder):
             await self._stores.configs.remove_connector(name)
             self._reporter.forget_connector(name)
 
-        await self._execute_command(delete_connector_config)
+        await self._commands.execute(delete_connector_config)
 
     async def set_target_state(self, name: str, target: TargetState) -> None:
         """Start, pause or stop a connector. Raises ConnectorNotFound."""
@@ -153,7 +153,7 @@ class StandaloneHerder(BaseHerder):
             await self._stores.configs.put_target_state(name, target)
             await self._runner.set_target_state(name)
 
-        await self._execute_command(put_target_state)
+        await self._commands.execute(put_target_state)
 
     # --- restarts ---
 
@@ -165,7 +165,7 @@ class StandaloneHerder(BaseHerder):
                 raise self._unknown_connector(name, ": ")
             return self._runner.beside(self._runner.restart_connector(name))
 
-        await self._await_connector_restart(name, await self._execute_command(restart_known_connector))
+        await self._await_connector_restart(name, await self._commands.execute(restart_known_connector))
 
     async def restart_task(self, task: ConnectorTaskId) -> None:
         """Restart a task. Raises ConnectorNotFound if the connector or the task is unknown, and ConnectError if the
@@ -178,7 +178,7 @@ class StandaloneHerder(BaseHerder):
                 raise ConnectorNotFound(f"Unknown task: {task}")
             await self._restart_task(task)
 
-        await self._execute_command(restart_known_task)
+        await self._commands.execute(restart_known_task)
 
     async def restart(self, request: RestartRequest) -> Json:
         """Restart what the request selects of a connector and its tasks.
@@ -202,7 +202,7 @@ class StandaloneHerder(BaseHerder):
                 self._runner.beside(self._runner.restart_connector(name, announced=True))
             return shown
 
-        return await self._execute_command(restart_connector_and_tasks)
+        return await self._commands.execute(restart_connector_and_tasks)
 
     # --- offsets, loggers, requests between workers ---
 
@@ -225,10 +225,7 @@ class StandaloneHerder(BaseHerder):
 
     # --- task configs ---
 
-    async def _run_in_herder_loop(self, run: Callable[[], Awaitable[T]]) -> T:
-        return await self._execute_command(run)
-
-    async def _execute_command(self, run: Callable[[], Awaitable[T]]) -> T:
+    async def _run_as_leader(self, run: Callable[[], Awaitable[T]]) -> T:
         return await self._commands.execute(run)
 
     def _running_tasks_of_connector(self, name: str) -> list[ConnectorTaskId]:
@@ -251,7 +248,7 @@ class StandaloneHerder(BaseHerder):
             log.error("tasks cannot be configured", connector=name, reason=mask(summary_of(e)))
             self._reporter.on_event(name, Event.FAILURE, mask(trace_of(e)))
             return
-        await self._execute_command(lambda: self._keep_tasks(name, made))
+        await self._commands.execute(lambda: self._keep_tasks(name, made))
 
     async def _keep_tasks(self, name: str, made: Sequence[Config]) -> None:
         # A connector that was stopped while its tasks were computed gets none.
