@@ -120,12 +120,7 @@ class StandaloneHerder(BaseHerder):
         """Wait until the start of a new connector has ended, at most `timeout_ms`.
 
         Raises ConnectError if the connector has failed by then. Returns if it is still starting."""
-        async with asyncio.timeout(timeout_ms / 1000) as limit:
-            try:
-                await self._runner.until_started(name)
-            except asyncio.CancelledError:
-                if not limit.expired():
-                    raise
+        await self._runner.until_started(name, timeout_ms)
         status = self._stores.statuses.cache.connector(name)
         if status is not None and status.state is State.FAILED:
             raise ConnectError(((status.trace or "").strip().splitlines() or ["it failed to start"])[-1])

@@ -134,10 +134,10 @@ class WorkRunner:
         self._starting[name] = starting
         starting.add_done_callback(lambda done: self._starting.get(name) is done and self._starting.pop(name))
 
-    async def until_started(self, name: str) -> None:
-        """Wait for the start that `start_connector` began."""
+    async def until_started(self, name: str, timeout_ms: int) -> None:
+        """Wait for the start that `start_connector` began, at most `timeout_ms`."""
         if name in self._starting:
-            await asyncio.wait([self._starting[name]])
+            await asyncio.wait([self._starting[name]], timeout=timeout_ms / 1000)
 
     async def _start_connector(self, name: str) -> State | None:
         if name in self._ending:

@@ -800,7 +800,7 @@ async def test_a_reassigned_connector_starts_after_the_old_one_has_stopped() -> 
     assert worker.starts == 0
     worker.may_stop.set()
     await giving_up
-    await work.until_started("x")
+    await work.until_started("x", 60_000)
     assert (worker.running, worker.starts, started) == ({"x"}, 1, ["x"])
 
 
