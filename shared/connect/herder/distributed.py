@@ -353,7 +353,7 @@ class DistributedHerder(BaseHerder):
         for name in changes.connectors & self._work_to_run().connectors:
             self._runner.beside(self._runner.restart_connector(name))
         for name in changes.targets:
-            await self._runner.set_target_state(name)
+            self._runner.set_target_state(name)
         for request in changes.restarts.values():
             await self._restart_assigned(request)
         if reason is not None:

@@ -146,7 +146,7 @@ class StandaloneHerder(BaseHerder):
             if target is TargetState.STOPPED:
                 await self._put_tasks(name, [])
             await self._stores.configs.put_target_state(name, target)
-            await self._runner.set_target_state(name)
+            self._runner.set_target_state(name)
 
         await self._commands.execute(put_target_state)
 

@@ -238,7 +238,7 @@ class WorkRunner:
             started &= await self.start_task(task)
         return started
 
-    async def set_target_state(self, name: str) -> None:
+    def set_target_state(self, name: str) -> None:
         """Begin to bring a connector and its tasks, as far as they run here, to the connector's target state."""
         target = self._snapshot().target_state(name)
         self.beside(self._set_target_state(name, target))
