@@ -209,18 +209,17 @@ class BaseHerder(ABC):
     async def connector_offsets(self, name: str) -> Json:
         """Return a connector's offsets. Raises ConnectorNotFound, and ConfigError if its class is not on this
         worker."""
-        config = self._resolved_class_and_group(self.connector_config(name))
+        config = self.connector_config(name)
         plugin = self.plugins.connector_class(config.get("connector.class", ""))
-        return await self._offsets.read(name, config, is_sink=connector_type(plugin) == "sink")
+        return await self._offsets.read(name, self._resolved_group(config), is_sink=connector_type(plugin) == "sink")
 
-    def _resolved_class_and_group(self, config: Config) -> Config:
-        """Return only the settings `connector.class` and `consumer.override.group.id`, resolved. They decide whether a
-        connector has a consumer group, and which.
+    def _resolved_group(self, config: Config) -> Config:
+        """Return only the setting `consumer.override.group.id`, resolved, if it is set.
 
         The other settings are left out: a variable of theirs may have no value on this worker.
         """
         return self.worker.transformer.resolve(
-            {name: text for name, text in config.items() if name in ("connector.class", GROUP_ID_OVERRIDE)}
+            {name: text for name, text in config.items() if name == GROUP_ID_OVERRIDE}
         )
 
     # --- validation ---

@@ -484,10 +484,9 @@ class DistributedHerder(BaseHerder):
         return await self._run_as_leader(put_connector_config)
 
     def _check_group(self, name: str, config: Config) -> None:
-        resolved = self._resolved_class_and_group(config)
-        if views.kind_of_connector(self.plugins, resolved) != "sink":
+        if views.kind_of_connector(self.plugins, config) != "sink":
             return
-        group = sink_group_id(name, resolved)
+        group = sink_group_id(name, self._resolved_group(config))
         if group == self._config["group.id"]:
             raise BadRequest(
                 f"Consumer group for sink connector named {name} conflicts with Connect worker group {group}"

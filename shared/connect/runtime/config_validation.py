@@ -24,7 +24,7 @@ from penstock.shared.connect.config_def import (
 )
 from penstock.shared.connect.connector import Connector, ExactlyOnceSupport, SinkConnector, SourceConnector
 from penstock.shared.connect.properties import with_prefix
-from penstock.shared.connect.redaction import hidden, without_passwords
+from penstock.shared.connect.redaction import VARIABLE, hidden, without_passwords
 from penstock.shared.connect.runtime.client_settings import consumer_settings, producer_settings
 from penstock.shared.connect.runtime.connector_config import (
     CONVERTER_KINDS,
@@ -82,12 +82,16 @@ class ConfigInfos:
 def require_connector_class(props: Mapping[str, str]) -> str:
     """Return the name of the connector class in a configuration. The class itself may not exist.
 
-    Raises ConfigError if `connector.class` is missing. The message shows the configuration, with secrets hidden.
+    Raises ConfigError if `connector.class` is missing or contains a variable. The first message shows the
+    configuration, with secrets hidden.
     """
     given = props.get("connector.class")
     if given is None:
         shown = ", ".join(f"{name}={hidden(name, value)}" for name, value in sorted(props.items()))
         raise ConfigError(f"Connector config {{{shown}}} contains no connector type")
+    # The leader decides by the class whether it fences producers. It does so without the values of variables.
+    if VARIABLE.search(given):
+        raise ConfigError(f"connector.class cannot contain a variable: {given}")
     return given
 
 

@@ -535,14 +535,13 @@ async def test_a_slow_patch_blocks_nothing() -> None:
                 assert herder.connector_config("c") == config(**wanted)
 
 
-async def test_a_sinks_class_and_group_may_be_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The offsets of a sink whose class and group are variables are those of the variables' values. They can be read
-    also if another variable cannot be resolved."""
+async def test_a_sinks_group_may_be_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The offsets of a sink whose group is a variable are those of the variable's value. They can be read also if
+    another variable cannot be resolved."""
     secrets = tmp_path / "secrets"
     secrets.write_text("password=x")
-    monkeypatch.setenv("PENSTOCK_TEST_CLASS", "Sink")
     monkeypatch.setenv("PENSTOCK_TEST_GROUP", "own")
-    sink = {"name": "snk", "connector.class": "${env:PENSTOCK_TEST_CLASS}", "topics": "t", "tasks.max": "1"}
+    sink = {"name": "snk", "connector.class": "Sink", "topics": "t", "tasks.max": "1"}
     async with FakeCluster() as cluster, running_herder(cluster, "a:1", config_providers="env,file") as herder:
         cluster.create_topic("t")
         sink["consumer.override.group.id"] = "${env:PENSTOCK_TEST_GROUP}"
@@ -553,6 +552,16 @@ async def test_a_sinks_class_and_group_may_be_variables(monkeypatch: pytest.Monk
         assert (await herder.connector_offsets("snk"))["offsets"] == [
             {"partition": {"kafka_topic": "t", "kafka_partition": 0}, "offset": {"kafka_offset": 3}}
         ]
+
+
+async def test_the_class_cannot_be_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `connector.class` with a variable is rejected, also if the variable has a value."""
+    monkeypatch.setenv("PENSTOCK_TEST_CLASS", "Sink")
+    sink = {"name": "snk", "connector.class": "${env:PENSTOCK_TEST_CLASS}", "topics": "t"}
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1", config_providers="env") as herder:
+        with pytest.raises(ConfigError, match=r"connector\.class cannot contain a variable"):
+            await herder.put_connector("snk", sink, replace=False)
+        assert herder.connectors() == []
 
 
 async def test_a_sink_cannot_use_the_workers_group(monkeypatch: pytest.MonkeyPatch) -> None:
