@@ -41,7 +41,7 @@ class TaskFailure(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: PenstockError) -> TaskFailure:
-        """Return the failure of a Spark task for the error that it raised."""
+        """Return an error that was raised in a Spark task as a TaskFailure."""
         return cls(tuple(one.__name__ for one in type(error).__mro__), str(error))
 
     def to_error(self, prefix: str = "") -> PenstockError:
@@ -86,7 +86,10 @@ def translated(error: Exception) -> PenstockError:
 
 
 def _worker_error(name: str, message: str) -> PenstockError:
-    """Return the error that a Python worker raised, from the class name and message in its traceback."""
+    """Return the error that a Python worker raised, from the class name and message in its traceback.
+
+    Return SparkFailed if `penstock.shared.common.errors` lacks the class.
+    """
     kind = getattr(errors, name, None)
     return kind(message) if kind is not None else SparkFailed(f"{name}: {message}")
 

@@ -189,5 +189,5 @@ def _widen_state(rows: DataFrame, store: StoreSchema) -> SparkColumn:
 
 
 def _timestamp_column(name: str) -> SparkColumn:
-    """Return a column of milliseconds that was read from `state` as a timestamp; null beyond the year 9999."""
+    """Return a column of `state`, which has ms since the epoch, as a timestamp; null beyond the year 9999."""
     return F.when(F.col(name) <= TIMESTAMP_MS_MAX, F.timestamp_millis(F.col(name)))

@@ -3,12 +3,12 @@
 Progress goes to standard error, the result to standard output. `compact` prints one line for each compaction, `batch`
 one line for each batch.
 
-Exit statuses of `compact`: 0 done (also if there was nothing new), 1 rejected or failed, 2 invalid settings, 3 another
-job or writer committed to a table first. A compaction that printed its line is committed, whatever the status. If the
-status is not 0 nevertheless, a later step failed (deletion, table maintenance, the after hook) or a later compaction.
-Exit statuses of `batch`: 0 done (also if SIGTERM ended it with `--every`), 1 rejected or failed, 2 invalid settings, 3
-fenced by a live instance that started during the batch. With `--every`, a failed later step (as above) does not end the
-command; the batch's line lists it (`failed`).
+Exit statuses of `compact`: 0 done (also if there was nothing new), 1 failed, 2 invalid settings, 3 another job or
+writer committed to a table first. A compaction that printed its line is committed, whatever the status. If the status
+is not 0 nevertheless, a step after the commit or a later compaction failed.
+Exit statuses of `batch`: 0 done (also if SIGTERM ended it with `--every`), 1 failed (also if the group has members), 2
+invalid settings, 3 fenced by a live instance that started during the batch. With `--every`, a failed step after a
+compaction's commit does not end the command; the batch's line lists it (`failed`).
 Exit statuses of `audit`: 0 no differences, 1 differences, 2 invalid settings, 3 the audit could not be carried out or
 there was no window to compare. The audit cannot be carried out either if processor nodes before the window make Spark's
 windows incomparable with the stream's; the message names these nodes.

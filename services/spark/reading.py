@@ -44,10 +44,12 @@ def closed(spark: SparkSession, lake: str, application: str, store: str) -> Data
 def late(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
     """Read a store's late records as a Spark DataFrame, one row each, with the results of that record alone.
 
-    Columns: `key` (or `key_bytes`), `event_time`, `missed` (the starts of the windows that the record missed), a column
-    of results for each aggregation, `source_offset`, `state`, `partition`, `changelog_offset`, `topic_id`. Results and
-    `state` are null if an aggregation rejected the record, or if the record's state was too large for the changelog.
-    Raises the errors of `closed`.
+    Columns: `key` (or `key_bytes`), `event_time`, `missed`, a column of results for each aggregation, `source_offset`,
+    `state`, `partition`, `changelog_offset`, `topic_id`. Results and `state` are null if an aggregation rejected the
+    record, or if the record's state was too large for the changelog. Raises the errors of `closed`.
+
+    `missed` has the starts of the tumbling or hopping windows that the record missed. For a session it has the record's
+    own time, for sliding windows the start of one missed window.
     """
     found = _open_lake_tables(spark, lake, application)
     return found.late(found.windowed_store(store))
@@ -57,8 +59,8 @@ def live(spark: SparkSession, lake: str, application: str, store: str) -> DataFr
     """Read a store's windows that were open when the newest compaction read the changelog, as a Spark DataFrame.
 
     Columns: `key` (or `key_bytes`), `window_start`, `window_end`, a column of results for each aggregation, `state`,
-    `partition`. A store without windows has one row for each key; both bounds are 1970-01-01. Raises ConfigError if
-    `lake` has no tables of the application, or no such store.
+    `partition`. A table, or an aggregation without windows, has one row for each key, whose bounds are 1970-01-01.
+    Raises ConfigError if `lake` has no tables of the application, or no such store.
     """
     found = _open_lake_tables(spark, lake, application)
     return found.live(found.store(store))

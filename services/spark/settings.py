@@ -39,7 +39,7 @@ class JobSettings(CommandSettings):
 
     @property
     def tables(self) -> str:
-        """The folder of this application's tables for Spark: an absolute path on a local disk, an `s3a` URI for S3."""
+        """The folder of this application's tables for Spark: an absolute path, or a URI (`s3a` for S3)."""
         return f"{hadoop_uri(lake_root(self.lake))}/{self.application}"
 
     @property

@@ -261,7 +261,7 @@ def jvm(spark: SparkSession) -> Any:
 def make_archive() -> Path | None:
     """Return the class archive of Spark for this user's Java, made if it is missing.
 
-    Returns None if the JVM did not write it.
+    Returns None if the JVM did not write it, or did not end in time.
     """
     archive = spark_archive(find_java(), connector_jars())
     if archive.is_file():
@@ -281,7 +281,7 @@ def spark_archive(java: Java, jars: list[Path]) -> Path:
 
 
 def _end_jvm(gateway: Any) -> bool:
-    """End the JVM of a stopped session, which then writes its archive.
+    """End the JVM of a stopped session. The JVM then writes its class archive.
 
     Returns whether it has ended within DUMP_TIMEOUT_MS.
     """

@@ -104,7 +104,7 @@ def lake_time_column(times_ms: Any) -> pa.Array:
 
 
 def lake_state_column(codec: StateCodec, states: PackedBytes) -> pa.StructArray:
-    """Return the column `state` of a lake table, with a struct of the store's state columns for each encoded state.
+    """Return a store's encoded states as an Arrow column for a lake table, with a struct of state columns for each.
 
     Raises CorruptRecord for the first invalid state. The message has the reason, but not which state it is.
     """

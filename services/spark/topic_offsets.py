@@ -1,4 +1,4 @@
-"""The offsets that topics hold, read with Penstock's own client and a timeout for each request.
+"""The offsets that topics hold, read with Penstock's own client, within a timeout.
 
 A topic's end is the last stable offset, because the jobs read committed records only.
 """
@@ -53,7 +53,7 @@ def run_with_timeout(coroutine: Awaitable[T], kafka: KafkaSettings, timeout_ms: 
 
 
 def topic_offsets(kafka: KafkaSettings, topics: Iterable[str], timeout_ms: int) -> dict[str, TopicOffsets]:
-    """Return each topic's id, first offsets and ends.
+    """Return each topic's id, first offsets and last stable offsets.
 
     Raises UnknownTopicOrPartition, KafkaTimeout or another error of the client.
     """
@@ -73,7 +73,10 @@ def topic_offsets(kafka: KafkaSettings, topics: Iterable[str], timeout_ms: int) 
 
 
 def changelog_offsets(settings: JobSettings) -> TopicOffsets:
-    """Return the id, first offsets and ends of the application's changelog topic. Raises as `topic_offsets` does."""
+    """Return the id, first offsets and last stable offsets of the application's changelog topic.
+
+    Raises the errors of `topic_offsets`.
+    """
     topic = settings.changelog_topic
     try:
         return topic_offsets(settings.kafka, [topic], settings.kafka_timeout_ms)[topic]
@@ -128,7 +131,9 @@ def undecided(written: Mapping[TopicPartition, int], stable: Mapping[TopicPartit
 
 
 def offsets_at(kafka: KafkaSettings, held: Mapping[str, TopicOffsets], time_ms: int, timeout_ms: int) -> Offsets:
-    """Return by topic and partition the first offset at or after a time, at most the partition's end.
+    """Return by topic and partition the offset of the first record at or after a time (ms since the epoch).
+
+    The last stable offset in `held` is returned if it is lower, or if there is no such record.
 
     Raises the errors of `topic_offsets`.
     """

@@ -184,7 +184,8 @@ def in_sample(sample: float) -> SparkColumn:
 def require_auditable(store: StoreSchema) -> None:
     """Check a store before the audit's inputs are read.
 
-    Raises NotAuditable if the store has no windows, or if processor nodes are between the source topic and them.
+    Raises NotAuditable if the store has no windows, or if its input may differ from the records of its source topic
+    (`upstream`).
     """
     if store.kind not in WINDOWED:
         raise NotAuditable(f"store {store.name!r} cannot be audited: it has no windows ({store.kind})")

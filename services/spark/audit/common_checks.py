@@ -54,8 +54,8 @@ def materialized(rows: DataFrame) -> DataFrame:
 def label_outcomes(inputs: Inputs) -> DataFrame:
     """Return the source records in the sample, each with its outcome.
 
-    A record also has the fields that measures need, and the close time when it arrived (`close_ms`). A record's outcome
-    is `late` only if it missed all of its windows.
+    A record also has the fields that measures need, and the close time when it arrived: `close_ms` is stream time minus
+    the gap and the grace. A record's outcome is `late` only if it missed all of its windows.
     """
     store = inputs.store
     late = inputs.late.filter(F.col("offset").isNotNull()).groupBy(*COORDINATES)

@@ -1,9 +1,9 @@
-"""The measures that the audit compares beside windows' bounds: counts, sums, minima, maxima, distinct-count sketches.
+"""The measures that the audit compares beside windows' bounds, such as counts, sums and distinct-count sketches.
 
-A measure is one column of an aggregation's state. Spark's own functions compute the measure from source records, and
-merge it from the states of several windows. Two sketches count as equal if their union estimates the same number as
-each of them. A user's own aggregates cannot be recomputed this way and are left out. Aggregations whose input differs
-from the value in the JSON are also left out (`AggregationSchema.verbatim`).
+A measure is usually one column of an aggregation's state. Spark's own functions compute the measure from source
+records, and merge it from the states of several windows. Two sketches count as equal if their union estimates the same
+number as each of them. A user's own aggregates cannot be recomputed this way and are left out. Aggregations whose
+input differs from the value in the JSON are also left out (`AggregationSchema.verbatim`).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class MeasuredField(NamedTuple):
     def of(self, value: Any) -> Any:
         """Return the field's value as `type`, or None if it is missing or not of that type.
 
-        For a number, the engine's rules apply: a boolean is 1 or 0. For OTHER, the result is never None.
+        As in the aggregator, a boolean counts as the number 1 or 0. For OTHER, the result is never None.
 
         >>> MeasuredField("n", "int64").of(True), MeasuredField("n", "float64").of(2)
         (1, 2.0)
@@ -125,7 +125,7 @@ def texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
     """Return the store with `verbatim` False for the distinct counts of fields that hold values other than text.
 
     The audit does not compare distinct counts with `verbatim` False. Spark cannot hash values other than text as the
-    engine does in Python.
+    aggregator does in Python.
     """
     if not (names := _distinct_fields(store)):
         return store

@@ -142,7 +142,9 @@ def sessions_within(stream: DataFrame, computed: DataFrame) -> DataFrame:
 
 
 def unbalanced_sessions(contained: DataFrame, computed: DataFrame, numbers: list[Measure]) -> DataFrame:
-    """Return computed sessions whose numbers differ from those of the stream's sessions within them."""
+    """Return computed sessions that hold no session of the stream, or whose measures differ from the merged measures
+    of the stream's sessions that they hold.
+    """
     merged = (
         contained.filter(F.col("computed_ms").isNotNull())
         .groupBy(*KEY, "computed_ms")

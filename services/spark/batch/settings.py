@@ -136,7 +136,7 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
 
     @property
     def files_read(self) -> str:
-        """`files` as a URI for Spark."""
+        """`files` for Spark: unchanged, but with the scheme `s3a` for S3."""
         assert self.files is not None
         return hadoop_uri(self.files)
 

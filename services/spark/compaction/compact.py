@@ -499,8 +499,8 @@ def offsets_to_delete(ranges: Iterable[ChangelogRange], offsets: TopicOffsets) -
 def widest_stores(newest: Mapping[int, Row], written: Iterable[PartitionResult]) -> tuple[StoreSchema, ...]:
     """Return the stores that define a compaction's tables: those of the partition with the most aggregations.
 
-    Instances are upgraded one after the other, so partitions may differ in added aggregations. Raises SchemaMismatch if
-    they differ in anything else.
+    Instances are upgraded one after the other, so partitions may differ in added aggregations. Raises SchemaMismatch
+    for a difference that `check_schema` rejects.
     """
     stores = {p: decode_progress(row["progress"].encode()).stores for p, row in newest.items()}
     stores |= {one.partition: one.stores for one in written}

@@ -215,7 +215,11 @@ class PartitionCompaction:
         self.stores: tuple[StoreSchema, ...] | None = None if progress is None else progress.stores
 
     def feed(self, offsets: Int64Array, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
-        """Take the next records. Raises CorruptRecord, which names the record, for an invalid changelog entry."""
+        """Take the next records of the range.
+
+        Raises CorruptRecord, which names the record, for an invalid changelog entry. Raises SchemaMismatch if a commit
+        has stores that cannot follow those before it (see `check_schema`).
+        """
         try:
             self.reader.feed(offsets, keys, values)
         except CorruptEntry as e:
@@ -438,7 +442,7 @@ async def read_range(consumer: Consumer, options: CompactionTaskOptions, of: Cha
 
     While no commit has ended, reading continues in steps of the range's length until it reaches `latest`.
     Raises KafkaTimeout if the position does not change for `idle_ms_max`, OffsetOutOfRange if records of the range
-    were deleted before they were read.
+    were deleted before they were read, and the errors of `PartitionCompaction.feed`.
     """
     compaction = PartitionCompaction(options.topic, of)
     at = TopicPartition(options.topic, of.partition)
@@ -474,7 +478,7 @@ def _lasting_progress(progress: Progress) -> Progress:
 
 
 def window_beyond_timestamps(start_ms: int, end_ms: int) -> str:
-    """Return the error message for a closed window that a table cannot hold: its bounds are beyond all timestamps."""
+    """Return the error message for a closed window whose start or end is outside the years 1970 to 9999."""
     return (
         f"a closed window from {start_ms} to {end_ms} ms: timestamps end with the year 9999. Were nanoseconds sent as "
         "milliseconds? Set max_future_ms to reject such records"
