@@ -69,7 +69,7 @@ def advance_idle_time(idle: Idleness, task: TaskContext, monotonic_ms: int, *, a
     if by_ms := idle.due_ms(monotonic_ms, positions, at_end=at_end):
         task.advance_time(by_ms)
     if own and (idle.is_watermark_due(monotonic_ms, at_end=at_end) or by_ms) and task.failed is None:
-        for topic, time_ms in task.times.watermarks(task.stream_time_ms).items():
+        for topic, time_ms in task.times.watermarks().items():
             for to_partition in range(tasks):
                 task.outputs.add(watermark_record(topic, to_partition, Watermark(task.partition, tasks, time_ms)))
             task.needs_commit = True

@@ -5,6 +5,9 @@ also be behind other operators, in the same task or through a repartition topic.
 would close its windows before the others' results arrive. So it advances only to the time before which no result can
 come. That is the minimum of two times: the earliest result that an operator above may still forward, and the lowest
 watermark (`watermarks`) of all tasks that write to a repartition topic above.
+
+The records of a source topic may also reach a repartition topic without passing an operator. Therefore each source
+topic has a time of its own: the highest timestamp of its records, plus the time that the task was idle since.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ class Above(NamedTuple):
 
 
 class OperatorTimes:
-    """The operators of one task, parents first, and the watermarks that it has read since it started."""
+    """The operators of one task, parents first, the times of its source topics, and the watermarks that it has read
+    since it started."""
 
     def __init__(self, topology: Topology, processors: Mapping[str, Processor]) -> None:
         self.operators = [p for p in processors.values() if isinstance(p, TimedProcessor)]
@@ -38,10 +42,12 @@ class OperatorTimes:
         internal = [node for node in topology.nodes.values() if isinstance(node, SinkNode) and node.is_internal]
         self._fed = {sink.topic: _sources_and_operators_above(topology, processors, sink.name) for sink in internal}
         passed = {name for name, p in processors.items() if isinstance(p, TimedProcessor)}
-        external = {source.name for source in topology.sources() if not source.is_internal}
-        self._has_direct_source = {
-            sink.topic for sink in internal if external & topology.above([sink.name], without=passed)
+        external = {source.name: source.topic for source in topology.sources() if not source.is_internal}
+        self._direct_sources = {
+            sink.topic: [external[name] for name in external.keys() & topology.above([sink.name], without=passed)]
+            for sink in internal
         }
+        self.source_times_ms: dict[str, int] = {}
         self._watermarks: dict[str, dict[int, Watermark]] = {}
 
     def by_store(self) -> dict[str, int]:
@@ -54,20 +60,28 @@ class OperatorTimes:
         return {name: time_ms for name, time_ms in times.items() if time_ms is not None}
 
     def restore(self, progress: Progress) -> None:
-        """Restore the operators' times."""
+        """Restore the times of operators and source topics."""
+        self.source_times_ms = dict(progress.source_times_ms)
         for operator in self.operators:
             operator.stream_time_ms = progress.operator_times_ms.get(operator.store_name, NO_TIME)
             operator.close_time_ms = progress.close_times_ms.get(operator.store_name)
+
+    def advance_source(self, topic: str, timestamp_ms: int) -> None:
+        """Advance a source topic's time to the timestamp of a record that was processed, if it is higher."""
+        self.source_times_ms[topic] = max(self.source_times_ms.get(topic, NO_TIME), timestamp_ms)
 
     def take(self, topic: str, watermark: Watermark) -> None:
         """Take a watermark; everything that its task wrote before it to this partition has been read."""
         self._watermarks.setdefault(topic, {})[watermark.partition] = watermark
 
     def advance(self, ms: int) -> None:
-        """Advance each operator that has had a record.
+        """Advance each source topic by `ms`, and each operator that has had a record.
 
-        It advances by `ms` if no operator and no repartition topic is above it, otherwise to the limit that these set.
+        An operator advances by `ms` if no operator and no repartition topic is above it, otherwise to the limit that
+        these set.
         """
+        for topic in self.source_times_ms:
+            self.source_times_ms[topic] += ms
         # Parents come first, so that an operator follows its parents' new times in the same call.
         for operator in self.operators:
             if operator.stream_time_ms == NO_TIME:
@@ -81,20 +95,18 @@ class OperatorTimes:
             elif ms:
                 operator.advance_time(operator.stream_time_ms + ms)
 
-    def watermarks(self, stream_time_ms: int) -> dict[str, int]:
+    def watermarks(self) -> dict[str, int]:
         """Return the watermark for each repartition topic that the task writes to, if it is known already.
 
-        Once the task has a stream time, a watermark is at most `stream_time_ms` if records of a source topic reach the
-        repartition topic without passing an operator (`TimedProcessor`).
+        If records of source topics reach the repartition topic without passing an operator (`TimedProcessor`), the
+        watermark is at most the highest time of these source topics: the stream time of a merged stream.
         """
         found = {}
         for topic, above in self._fed.items():
             limit = self._earliest_time_above(above)
-            # The next record that passes no operator may have the task's time.
-            if limit is not None and topic in self._has_direct_source and stream_time_ms != NO_TIME:
-                limit = min(limit, stream_time_ms)
             if limit is not None:
-                found[topic] = limit
+                times = [self.source_times_ms[s] for s in self._direct_sources[topic] if s in self.source_times_ms]
+                found[topic] = min(limit, max(times, default=NO_LIMIT))
         return found
 
     def _earliest_time_above(self, above: Above) -> int | None:

@@ -328,6 +328,7 @@ class StreamTask:
                 self.stream_time_ms = record.timestamp
             headers = without_origin_headers(record.headers) if source.is_internal else record.headers
             forward(Record(key, value, record.timestamp, headers))
+            self.times.advance_source(record.topic, record.timestamp)
         except Exception as e:
             # A dead letter can be replayed. This record would then be counted twice.
             if any(store.touched for store in self.stores.values()):
@@ -529,6 +530,7 @@ class StreamTask:
             sources=dict(self.sources),
             stream_time_ms=self.stream_time_ms,
             operator_times_ms=self.times.by_store(),
+            source_times_ms=dict(self.times.source_times_ms),
             close_times_ms=self.times.close_times(),
             grids_ms=self.schedules.grids_ms(),
             stores=self.schemas,

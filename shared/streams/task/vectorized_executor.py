@@ -178,6 +178,8 @@ class VectorizedExecutor:
         if stop > start:
             # Skipped and filtered records advance the task's time too, as when they are processed one by one. They do
             # not advance the operator's.
-            task.stream_time_ms = max(task.stream_time_ms, int(columns.timestamps[start:stop].max()))
+            timestamp_ms = int(columns.timestamps[start:stop].max())
+            task.stream_time_ms = max(task.stream_time_ms, timestamp_ms)
+            task.times.advance_source(columns.topic, timestamp_ms)
             task.processed(columns.record(stop - 1), stop - start)
         return stop

@@ -132,6 +132,7 @@ def state(driver: TopologyTestDriver) -> Any:
     return (
         live(driver),
         (task.sources, task.stream_time_ms, operator.stream_time_ms, task.schedules.grids_ms()),
+        dict(task.times.source_times_ms),
         (metrics.records_total, metrics.late_total, metrics.skipped_total, metrics.dead_letters_total),
         (metrics.closed_total, metrics.missed_windows_total),
         dict(metrics.rejected_at),

@@ -46,6 +46,7 @@ PROGRESS = Progress(
     stores=(SCHEMA,),
     wall_ms=1_000,
     source_ids={"flights": "2ia3basOR-KblWWPsTuLbw"},
+    source_times_ms={"flights": 97},
     close_times_ms={"banks": 53},
 )
 PROGRESS_JSON = (
@@ -55,7 +56,7 @@ PROGRESS_JSON = (
     b'"late":"flights-late","dead_letters":"flights-dlq","aggregations":[{"name":"n","function":"count","field":null,'
     b'"state":[["n","int64"]],"result":"int64"},{"name":"delay","function":"mean","field":"dep_delay",'
     b'"state":[["sum","float64"],["n","int64"]],"result":"float64"}]}],"wall_ms":1000,"version":1,"source_ids":{"flights":"2ia3basOR-KblWWPsTuLbw"},'
-    b'"idle_ms":0,"close_times_ms":{"banks":53}}'
+    b'"idle_ms":0,"source_times_ms":{"flights":97},"close_times_ms":{"banks":53}}'
 )
 TAKEOVER_JSON = b'{"application":"app","instance":"host-1","wall_ms":5,"version":1}'
 

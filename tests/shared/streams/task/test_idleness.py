@@ -348,12 +348,38 @@ def test_an_idle_task_does_not_hold_back_others() -> None:
 
 
 def test_records_that_only_got_another_key_are_closed_too() -> None:
-    """Without an operator before the repartition topic, the tasks' own times are the watermarks."""
+    """Without an operator before the repartition topic, the times of the tasks' sources are the watermarks."""
     app = Application(rekeyed)
     app.send(0, "ann", 1_000)
     app.send(1, "bob", 2_500)
     app.wait(5_000)
     assert [(one["start"], one["end"], one["n"]) for one in app.out["out"]] == [(1_000, 2_500, 2)]
+
+
+def independent() -> Topology:
+    """Records of `a` by another key, straight into windows, beside a topic `b` that has nothing to do with them."""
+    builder = StreamsBuilder()
+    rekeyed_ = builder.stream("a").key_by(lambda record: "all", name="all")
+    rekeyed_.group_by_key().tumbling_window(1_000).aggregate("second", n=Count()).on_close().to("out")
+    builder.stream("b").to("copies")
+    return builder.build()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_watermark_is_the_time_of_its_own_sources(restarts: bool) -> None:
+    """A topic whose time is ahead does not make another topic's records late behind a repartition topic, also after a
+    restart."""
+    app = Application(independent)
+    for partition in range(TASKS):
+        app.send(partition, "ann", 100, "a")
+        app.send(partition, "bob", 90_000, "b")
+    if restarts:
+        app.start(independent)
+    app.wait(IDLE_MS)
+    app.send(0, "ann", 200, "a")
+    assert "a-late" not in app.out
+    app.wait(5_000)
+    assert [(one["start"], one["n"]) for one in app.out["out"]] == [(0, TASKS + 1)]
 
 
 def test_a_restarted_task_waits_for_all_watermarks_again() -> None:
@@ -382,12 +408,13 @@ def test_only_watermarks_of_tasks_without_records() -> None:
     topology = rekeyed().of_application("app")
     task = StreamTask(topology, 0, application="app")
     topic = "app-all-repartition"
-    assert task.times.watermarks(-1) == {topic: NO_LIMIT}
+    assert task.times.watermarks() == {topic: NO_LIMIT}
     task.times.operators[0].stream_time_ms = 100
     task.times.take(topic, Watermark(0, 1, NO_LIMIT))
     task.times.advance(10)
     assert task.times.operators[0].stream_time_ms == 100
-    assert task.times.watermarks(100) == {topic: 100}
+    task.times.advance_source("in", 100)
+    assert task.times.watermarks() == {topic: 100}
 
 
 def test_a_forwarding_task_waits_for_all_watermarks() -> None:
@@ -397,14 +424,15 @@ def test_a_forwarding_task_waits_for_all_watermarks() -> None:
     second = first.key_by(lambda record: "b", name="two").repartition()
     second.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
     task = StreamTask(builder.build().of_application("app"), 0, application="app")
-    assert task.times.watermarks(50) == {"app-one-repartition": 50}
+    task.times.advance_source("in", 50)
+    assert task.times.watermarks() == {"app-one-repartition": 50}
     task.times.take("app-one-repartition", Watermark(0, 1, 40))
-    assert task.times.watermarks(50) == {"app-one-repartition": 50, "app-two-repartition": 40}
+    assert task.times.watermarks() == {"app-one-repartition": 50, "app-two-repartition": 40}
 
 
-def test_a_record_that_passes_no_operator_may_have_the_tasks_time() -> None:
-    """If records of a source reach the topic beside an operator's results, the task's time limits the watermark: before
-    the operator has a time, and while its time is ahead, because it follows other tasks."""
+def test_a_record_that_passes_no_operator_may_have_the_time_of_its_source() -> None:
+    """If records of a source reach the topic beside an operator's results, the source's time limits the watermark:
+    before the operator has a time, and while its time is ahead, because it follows other tasks."""
     builder = StreamsBuilder()
     stream = builder.stream("in")
     again = stream.key_by(lambda record: "a", name="one").group_by_key()
@@ -413,11 +441,12 @@ def test_a_record_that_passes_no_operator_may_have_the_tasks_time() -> None:
     both.session_window(10).aggregate("second", n=Count()).on_close().to("out")
     task = StreamTask(builder.build().of_application("app"), 0, application="app")
     task.initialize(0)
+    task.times.advance_source("in", 50)
     task.times.take("app-one-repartition", Watermark(0, 1, NO_LIMIT))
-    assert task.times.watermarks(50)["app-two-repartition"] == 50
+    assert task.times.watermarks()["app-two-repartition"] == 50
     task.times.take("app-one-repartition", Watermark(0, 1, 900))
     task.times.operators[0].advance_time(900)
-    assert task.times.watermarks(50)["app-two-repartition"] == 50
+    assert task.times.watermarks()["app-two-repartition"] == 50
 
 
 @pytest.mark.parametrize(
@@ -479,7 +508,7 @@ def test_watermarks_follow_what_was_closed(kind: str) -> None:
     app.send(0, "ann", 30_000)
     task = app.tasks[0]
     topic = "app-all-repartition"
-    watermark = task.times.watermarks(30_000)[topic]
+    watermark = task.times.watermarks()[topic]
     assert watermark == 20_000 - 1_000 * (kind in ("tumbling", "hopping"))
     for close_delay_ms, moved_ms in ((3_000, 8_000), (40_000, 1_000)):
         progress = task.progress_record(0)
@@ -487,9 +516,9 @@ def test_watermarks_follow_what_was_closed(kind: str) -> None:
         task = StreamTask(topology, 0, application="app")
         restore_progress(task, progress)
         task.initialize(0)
-        assert task.times.watermarks(30_000)[topic] == watermark
+        assert task.times.watermarks()[topic] == watermark
         task.advance_time(1_000)
-        assert task.times.watermarks(30_000)[topic] == (watermark := watermark + moved_ms * (close_delay_ms == 3_000))
+        assert task.times.watermarks()[topic] == (watermark := watermark + moved_ms * (close_delay_ms == 3_000))
 
 
 @WAITING
