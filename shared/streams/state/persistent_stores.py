@@ -418,5 +418,9 @@ class PersistentKeyValueStore(PersistentRowStore[KeyValueStore]):
         """Yield all keys and values as they are now."""
         return ((row.key, user_copy(row.states[0])) for row in self.rows())
 
+    def keys(self) -> Iterator[Any]:
+        """Yield all keys as they are now."""
+        return (row.key for row in self.rows())
+
     def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> StateStoreRow:
         return TableRow(key, states[0], persisted=True)

@@ -336,6 +336,23 @@ def test_a_key_of_another_type_is_an_error_on_disk_too(key: Any) -> None:
 
 
 @pytest.mark.parametrize("is_on_disk", [False, True])
+def test_keys_are_those_of_the_call(is_on_disk: bool) -> None:
+    """A processor may read the keys of its store, also those that are only on disk, and delete the rows meanwhile."""
+    with directory() as state:
+        driver = TopologyTestDriver(tallied(), state=state if is_on_disk else None)
+        for key in (b"a", b"b", b"c"):
+            driver.pipe("in", key=key, value=b'{"id":1}', timestamp=1)
+        rows: Any = driver.task.stores["rows"]
+        found = []
+        keys = rows.keys()
+        for key in keys:
+            found.append(key)
+            rows.delete(key)
+        assert (sorted(found), list(rows.keys())) == (["a", "b", "c"], [])
+        driver.close()
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
 def test_rows_may_be_changed_while_they_are_iterated(is_on_disk: bool) -> None:
     """A processor that iterates over its store may delete and add rows. It reads the rows of the call."""
     with directory() as state:
