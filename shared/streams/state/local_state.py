@@ -17,8 +17,6 @@ from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.format import Progress
 from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.state.checkpoint import Checkpoint, CommitPosition
-from penstock.shared.streams.state.join_store import JoinStore
-from penstock.shared.streams.state.key_value_store import KeyValueStore
 from penstock.shared.streams.state.persistent_stores import (
     CacheBudget,
     PersistentAggregateStore,
@@ -38,6 +36,12 @@ BUFFERED_ROW_BYTES = 200
 """The estimated bytes of a buffered row besides its key and states."""
 
 AnyPersistentStore = PersistentJoinStore | PersistentKeyValueStore | PersistentWindowStore
+PERSISTENT_STORES: dict[str, Callable[..., AnyPersistentStore]] = {
+    "table": PersistentKeyValueStore,
+    "aggregate": PersistentAggregateStore,
+    "join": PersistentJoinStore,
+}
+"""The stores on disk by kind; all other kinds are windows."""
 
 
 class CommitOffsetUnknown(RetriableError):
@@ -104,19 +108,9 @@ class LocalState:
     def store(self, number: int, builder: StoreBuilder) -> AnyPersistentStore:
         """Build a store on disk, the `number`th of its topology."""
         rows = _StoreRows(self, number)
-        schema = builder.schema
-        codec = RowCodec(schema, builder.aggregations)
-        store: AnyPersistentStore
-        if schema.kind == "table":
-            store = PersistentKeyValueStore(
-                KeyValueStore(schema.name, text_keys=schema.key == "string"), rows, codec, self._budget
-            )
-        elif schema.kind == "aggregate":
-            store = PersistentAggregateStore(builder.aggregates(), rows, codec, self._budget)
-        elif schema.kind == "join":
-            store = PersistentJoinStore(JoinStore(schema.name), rows, codec, self._budget)
-        else:
-            store = PersistentWindowStore(builder.windows(), rows, codec, self._budget)
+        codec = RowCodec(builder.schema, builder.aggregations)
+        on_disk = PERSISTENT_STORES.get(builder.schema.kind, PersistentWindowStore)
+        store = on_disk(builder.build(), rows, codec, self._budget)
         self._stores[number] = store
         return store
 

@@ -31,9 +31,9 @@ class StoreBuilder:
             return KeyValueStore(schema.name, text_keys=schema.key == "string")
         if schema.kind == "join":
             return JoinStore(schema.name)
-        return self.aggregates() if schema.kind == "aggregate" else self.windows()
+        return self._aggregates() if schema.kind == "aggregate" else self._windows()
 
-    def windows(self) -> WindowStore:
+    def _windows(self) -> WindowStore:
         """Build the store of a window, in memory."""
         # Imported here, because a reader of topologies that runs none needs no compiler.
         from penstock.shared.streams.windows.state_columns import StateColumns
@@ -45,7 +45,7 @@ class StoreBuilder:
         rule = WindowRule(schema.kind, schema.gap_ms or schema.size_ms, schema.grace_ms, schema.advance_ms)
         return WindowStore(schema.name, rule, StateColumns(self.aggregations), text_keys=schema.key == "string")
 
-    def aggregates(self) -> AggregateStore:
+    def _aggregates(self) -> AggregateStore:
         """Build the store of an aggregation without windows, in memory."""
         # Imported here for the same reason.
         from penstock.shared.streams.windows.aggregate_store import AggregateStore
