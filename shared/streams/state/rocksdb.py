@@ -176,7 +176,7 @@ class RocksDb:
         """Return one row, or None."""
         with self._errors:
             value = self._db.get(_row_key(store, key, start))
-        return None if value is None else StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
+        return None if value is None else _unpack_row(value)
 
     def rows_of(self, store: int, key: bytes) -> list[tuple[int, StoredRow]]:
         """Return a key's rows with their starts, in order."""
@@ -201,9 +201,7 @@ class RocksDb:
                         break
                     # Otherwise it is a longer key that begins with this one and has the same hash.
                     if len(at) == whole + _NUMBER.size:
-                        value: bytes = rows.value()
-                        row = StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
-                        found.append((_unpack_ordered_number(at, whole), row))
+                        found.append((_unpack_ordered_number(at, whole), _unpack_row(rows.value())))
                     rows.next()
                 # An iterator is invalid at its end, and after an error. Only `status` raises the error.
                 rows.status()
@@ -220,8 +218,8 @@ class RocksDb:
         page = self._read_page(own, own if after is None else _row_key(store, *after) + b"\0")
         while page:
             for at, value in page:
-                row = StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
-                yield at[PREFIX_BYTES : -_NUMBER.size], _unpack_ordered_number(at, len(at) - _NUMBER.size), row
+                start = _unpack_ordered_number(at, len(at) - _NUMBER.size)
+                yield at[PREFIX_BYTES : -_NUMBER.size], start, _unpack_row(value)
             page = self._read_page(own, page[-1][0] + b"\0") if len(page) == PAGE_ROWS else []
 
     def _read_page(self, own: bytes, start: bytes) -> list[tuple[bytes, bytes]]:
@@ -368,6 +366,10 @@ def _put_row(
         batch.put(_due_key(store, row.end, start, key), b"")
     batch.put(at, _ENDS.pack(listed if stays and listed is not None else row.end, row.end) + row.state)
     return 1 if old is None else 0
+
+
+def _unpack_row(value: bytes) -> StoredRow:
+    return StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
 
 
 def _unpack_ordered_number(data: bytes, at: int) -> int:
