@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from penstock.shared.common.key_range import raw_key
 from penstock.shared.streams.state.join_store import JoinRow, JoinStore
@@ -26,18 +26,12 @@ from penstock.shared.streams.user_code import user_copy
 from penstock.shared.streams.windows.aggregate_store import AggregateRows, AggregateStore
 from penstock.shared.streams.windows.window_store import LiveWindow, WindowStore
 
+if TYPE_CHECKING:
+    # Only for types, because RocksDB is an optional dependency.
+    from penstock.shared.streams.state.rocksdb import StoredRow
+
 CACHED_ROW_BYTES = 400
 """The estimated bytes of a row in memory besides its states."""
-
-
-class EncodedRow(Protocol):
-    """A stored row: its end in ms and its states' bytes."""
-
-    @property
-    def end(self) -> int: ...
-
-    @property
-    def state(self) -> bytes: ...
 
 
 class StoredRows(Protocol):
@@ -46,11 +40,11 @@ class StoredRows(Protocol):
     @property
     def count(self) -> int: ...
 
-    def of(self, key: bytes) -> Sequence[tuple[int, EncodedRow]]: ...
+    def of(self, key: bytes) -> Sequence[tuple[int, StoredRow]]: ...
 
-    def of_many(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Sequence[tuple[int, EncodedRow]]]]: ...
+    def of_many(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Sequence[tuple[int, StoredRow]]]]: ...
 
-    def all(self, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, EncodedRow]]: ...
+    def all(self, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, StoredRow]]: ...
 
     def take_due(self, since: int, limit: int) -> tuple[set[bytes], int]: ...
 
@@ -88,20 +82,7 @@ class CacheBudget:
         self.bytes_used = 0
 
 
-class _Cache(Protocol):
-    name: str
-    touched: bool
-
-    def __len__(self) -> int: ...
-    def rows(self) -> Iterator[Any]: ...
-    def rows_of(self, key: Any) -> Sequence[Any]: ...
-    def committed(self) -> None: ...
-    def load(self, key: Any, start: int, end: int, states: list[Any]) -> None: ...
-    def dirty_keys(self) -> set[Any]: ...
-    def evict(self, key: Any) -> int: ...
-
-
-CacheT = TypeVar("CacheT", bound=_Cache)
+CacheT = TypeVar("CacheT", bound=JoinStore | KeyValueStore | WindowStore)
 
 
 class PersistentStore(ABC, Generic[CacheT]):
@@ -185,7 +166,7 @@ class PersistentStore(ABC, Generic[CacheT]):
 
     # --- rows on disk ---
 
-    def confirm_written(self, rows: Mapping[tuple[bytes, int], EncodedRow | None], more: int) -> None:
+    def confirm_written(self, rows: Mapping[tuple[bytes, int], StoredRow | None], more: int) -> None:
         """Account for the rows of a commit, by key and start, which were written to disk.
 
         `more` is the change of the number of rows on disk. Evicts keys if the memory is exceeded.
@@ -251,7 +232,7 @@ class PersistentStore(ABC, Generic[CacheT]):
         for raw, found in self._rows.of_many(wanted):
             self._load_key_rows(wanted[raw], found)
 
-    def _load_key_rows(self, key: Any, found: Sequence[tuple[int, EncodedRow]]) -> None:
+    def _load_key_rows(self, key: Any, found: Sequence[tuple[int, StoredRow]]) -> None:
         """Load the rows of a key that was not in memory."""
         size = CACHED_ROW_BYTES
         for start, row in found:
