@@ -13,7 +13,6 @@ Values are kept as plain JSON: a struct is a dict at once. None is skipped.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,9 +55,6 @@ class _Collect(OfField[Collected]):
     def add(self, state: Collected, value: Any) -> Collected:
         field_value = self._plain_json(self._field_value(value))
         return state if field_value is None else self.merge(state, ((field_value,), 1))
-
-    @abstractmethod
-    def merge(self, earlier: Collected, later: Collected) -> Collected: ...
 
     def to_columns(self, state: Collected) -> tuple[ColumnValue, ...]:
         return (msgspec.json.encode(state[0]), state[1])
