@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from penstock.shared.common.key_range import raw_key
+from penstock.shared.common.key_range import key_in_store_type, raw_key
 from penstock.shared.streams.state.join_store import JoinRow, JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore, TableRow
 from penstock.shared.streams.state.row_codec import RowCodec
@@ -316,7 +316,7 @@ class PersistentAggregateStore(PersistentWindowStore, AggregateRows):
         return super().get(key)
 
     def _key_in_store_type(self, key: Any) -> Any:
-        return self._codec.own_key(key)
+        return key_in_store_type(key, self._codec.is_text)
 
 
 RowCacheT = TypeVar("RowCacheT", bound=JoinStore | KeyValueStore)

@@ -7,7 +7,6 @@ from typing import Any
 
 from penstock.shared.common.errors import DataError, StateStoreFailed
 from penstock.shared.common.json_decoding import JSON_ERRORS
-from penstock.shared.common.key_range import key_in_store_type
 from penstock.shared.streams.aggregations.aggregation import Aggregation
 from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.changelog.store_schema import StoreSchema
@@ -18,7 +17,7 @@ class RowCodec:
 
     def __init__(self, schema: StoreSchema, aggregations: Sequence[Aggregation[Any]]) -> None:
         self._name = schema.name
-        self._is_text = schema.key == "string"
+        self.is_text = schema.key == "string"
         self._aggregations = tuple(aggregations)
         self._codec = StateCodec(schema.state_columns())
         self._slices = []
@@ -29,11 +28,7 @@ class RowCodec:
 
     def key_of(self, data: bytes) -> str | bytes:
         """Decode a key."""
-        return data.decode() if self._is_text else data
-
-    def own_key(self, key: Any) -> Any:
-        """Convert text or UTF-8 bytes to the store's type of key. Any other key is returned unchanged."""
-        return key_in_store_type(key, self._is_text)
+        return data.decode() if self.is_text else data
 
     def pack(self, states: Sequence[Any]) -> bytes:
         """Encode one row's states."""

@@ -549,11 +549,9 @@ def test_bytes_that_are_no_states_end_the_task() -> None:
 
 
 def test_keys_by_the_stores_type() -> None:
-    """Text keys are stored in UTF-8. A key of the other type is converted to the store's type."""
+    """Text keys are stored in UTF-8."""
     text, raw = codec(), codec("bytes")
     assert (raw_key("é"), text.key_of(b"\xc3\xa9"), raw.key_of(b"\xff")) == (b"\xc3\xa9", "é", b"\xff")
-    assert (text.own_key(b"a"), raw.own_key("a"), text.own_key("a"), text.own_key(None)) == ("a", b"a", "a", None)
-    assert text.own_key(b"\xff") == b"\xff"  # there is no such key
 
 
 def schemas(gap: int = 10, name: str = "s", **more: Sum) -> tuple[StoreSchema, ...]:
