@@ -31,14 +31,7 @@ from penstock.shared.clients.dead_letters.dead_letter import (
     DeadLetter,
     dead_letter_record,
 )
-from penstock.shared.common.errors import (
-    ConfigError,
-    DataError,
-    FatalError,
-    IllegalState,
-    PenstockError,
-    ProcessingFailed,
-)
+from penstock.shared.common.errors import DataError, IllegalState, PenstockError, ProcessingFailed
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord, coordinates_of
 from penstock.shared.common.serialization import string_deserializer
 from penstock.shared.streams.changelog.entry_columns import EntryColumns
@@ -65,6 +58,7 @@ from penstock.shared.streams.task.fetch_ahead import FetchAhead
 from penstock.shared.streams.task.metrics import StreamTaskMetrics
 from penstock.shared.streams.task.operator_times import OperatorTimes
 from penstock.shared.streams.task.origin_headers import original_record, without_origin_headers
+from penstock.shared.streams.task.output_guard import NEVER_HANDLED
 from penstock.shared.streams.task.outputs import TaskCommit, TaskOutputs
 from penstock.shared.streams.task.processor_nodes import NodeContext, ProcessorNodes
 from penstock.shared.streams.task.store_entries import encode_stores
@@ -346,7 +340,7 @@ class StreamTask:
         """
         # The program or the machine is at fault. Each later record would meet the same error, and the whole topic would
         # be sent to the DLQ.
-        if isinstance(error, ConfigError | FatalError | IllegalState | MemoryError):
+        if isinstance(error, NEVER_HANDLED):
             raise error
         # A sink encodes inside `forward`. As since KIP-399, the handler for production decides about that error.
         if stage == STAGE_PROCESS and self._processor_nodes.is_sink_error(error):
