@@ -78,7 +78,6 @@ from penstock.shared.streams.topology import (
     Encoder,
     GlobalTableNode,
     KeyType,
-    Node,
     ProcessorNode,
     SinkNode,
     SourceNode,
@@ -243,7 +242,7 @@ class StreamsBuilder:
         store = name or topic
         row_type = value if is_value_type(value) else dict
         self._add_table_store(store, row_type, key, topic)
-        self._add_node(ProcessorNode(store, lambda: TableProcessor(store), (store,)), (source.name,))
+        self._topology.add(ProcessorNode(store, lambda: TableProcessor(store), (store,)), source.name)
         return Table(Stream(self, store, StreamTraits(source, row_type, key, origin=topic, has_deletions=True)), store)
 
     @overload
@@ -331,9 +330,6 @@ class StreamsBuilder:
         name = f"{kind}-{self._named}"
         # A user may have given the name to keep the repartition topic of an earlier topology.
         return name if name not in self._topology.nodes else self._generate_node_name(kind)
-
-    def _add_node(self, node: Node, parents: tuple[str, ...]) -> None:
-        self._topology.add(node, *parents)
 
     def _make_source_node(
         self, topic: str, value: Any, key: KeyType, dead_letters: str | None, late: str | None
@@ -511,11 +507,10 @@ class Stream(Generic[K, V]):
         split = ProcessorNode(
             names[0].replace("branch", "split"), lambda: Split(tuple(zip(checked, names, strict=True)))
         )
-        self._builder._add_node(split, (self._node,))
+        self._builder._topology.add(split, self._node)
         for name in names:
-            self._builder._add_node(
-                ProcessorNode(name, lambda: Each(forward_unchanged), passes_all=True), (split.name,)
-            )
+            node = ProcessorNode(name, lambda: Each(forward_unchanged), passes_all=True)
+            self._builder._topology.add(node, split.name)
         return [Stream(self._builder, name, self._traits) for name in names]
 
     def merge(self, other: Stream[KO, VO]) -> Stream[K | KO, V | VO]:
@@ -531,7 +526,7 @@ class Stream(Generic[K, V]):
         if self._traits.key != other._traits.key:
             raise ConfigError(f"merge: the keys of one are {self._traits.key}, those of the other {other._traits.key}")
         node = ProcessorNode(self._builder._generate_node_name("merge"), lambda: Each(forward_unchanged))
-        self._builder._add_node(node, (self._node, other._node))
+        self._builder._topology.add(node, self._node, other._node)
         own = self._traits
         its = other._traits
         mixed = own.mixed + its.mixed
@@ -680,7 +675,7 @@ class Stream(Generic[K, V]):
         if encode is not None:
             require_callable("to: encode", encode)
         sink = SinkNode(self._builder._generate_node_name("sink"), topic, encode or self._traits.encode)
-        self._builder._add_node(sink, (self._node,))
+        self._builder._topology.add(sink, self._node)
         stores = self._builder._topology.stores
         # Results of a custom encoder cannot be compared with the store by the audit.
         if self._node in stores and encode is None:
@@ -726,7 +721,7 @@ class Stream(Generic[K, V]):
         if not keyed._traits.has_deletions:
             return GroupedStream(keyed)
         node = ProcessorNode(self._builder._generate_node_name("present"), DropDeletions)
-        self._builder._add_node(node, (keyed._node,))
+        self._builder._topology.add(node, keyed._node)
         return GroupedStream(Stream(self._builder, node.name, replace(keyed._traits, has_deletions=False)))
 
     def group_by(
@@ -767,7 +762,7 @@ class Stream(Generic[K, V]):
         node = ProcessorNode(
             name or self._builder._generate_node_name(kind), supplier, own_stores, global_tables=tables
         )
-        self._builder._add_node(node, (self._node,))
+        self._builder._topology.add(node, self._node)
         return node.name
 
     def _derive_stream(self, node: str, value: Any, encode: Encoder, **changed: Any) -> Stream:
@@ -777,7 +772,7 @@ class Stream(Generic[K, V]):
         require_key_type(f"{kind}: key", key)
         require_name(f"{kind}: name", name)
         node = ProcessorNode(name or self._builder._generate_node_name(kind), lambda: Each(each))
-        self._builder._add_node(node, (self._node,))
+        self._builder._topology.add(node, self._node)
         mixed = self._traits.mixed if kind == "key_by" else ()
         traits = replace(self._traits, value=value, key=key, is_rekeyed=True, rekeyed_by=name, encode=encode_json)
         traits = replace(traits, is_windowed=False, mixed=mixed)
@@ -794,7 +789,7 @@ class Stream(Generic[K, V]):
     ) -> Stream:
         supplier = functools.partial(Each, each, at_most_once=at_most_once)
         node = ProcessorNode(self._builder._generate_node_name(kind), supplier, passes_all=passes_all)
-        self._builder._add_node(node, (self._node,))
+        self._builder._topology.add(node, self._node)
         traits = self._traits if value is None else replace(self._traits, value=value, mixed=())
         return Stream(self._builder, node.name, traits)
 
@@ -849,7 +844,7 @@ class GroupedStream(Generic[K, V]):
         _add_aggregate_store(
             stream, _aggregate_store_schema(stream, name, WindowRule("table"), "on_update", bound), bound
         )
-        stream._builder._add_node(ProcessorNode(name, lambda: KeyAggregate(name, bound), (name,)), (stream._node,))
+        stream._builder._topology.add(ProcessorNode(name, lambda: KeyAggregate(name, bound), (name,)), stream._node)
         return Table(stream._derive_stream(name, dict, encode_json, is_windowed=False, has_deletions=False), name)
 
 
@@ -970,7 +965,7 @@ class WindowedTable(Generic[K]):
         _add_aggregate_store(stream, schema, bound)
         builder._without_emission.remove(name)
         node = ProcessorNode(name, lambda: WindowAggregate(name, rule, bound, emit), (name,))
-        builder._add_node(node, (stream._node,))
+        builder._topology.add(node, stream._node)
         encode = encode_json if emit == "on_close" else encode_updates
         key = stream._traits.key
         deletes = emit == "on_update"
@@ -1049,7 +1044,7 @@ def _add_global_join(stream: Stream, table: GlobalTable, joiner: Joiner, options
         lambda: TableJoin(table.name, joiner, left=options.left, key_of=options.key),
         global_tables=(table.name,),
     )
-    stream._builder._add_node(node, (stream._node,))
+    stream._builder._topology.add(node, stream._node)
     return stream._derive_stream(node.name, options.value, encode_json, has_deletions=False)
 
 
@@ -1057,7 +1052,7 @@ def _add_table_join(stream: Stream, table: Table, joiner: Joiner, options: JoinO
     require_same_key_types(stream._traits.key, table.stream._traits.key)
     supplier = lambda: TableJoin(table.store, joiner, left=options.left)  # noqa: E731
     node = ProcessorNode(stream._builder._generate_node_name("join"), supplier, (table.store,))
-    stream._builder._add_node(node, (stream._node,))
+    stream._builder._topology.add(node, stream._node)
     return stream._derive_stream(node.name, options.value, encode_json, has_deletions=False)
 
 
@@ -1074,11 +1069,11 @@ def _add_stream_join(stream: Stream, other: Stream, joiner: Joiner, options: Joi
         node = ProcessorNode(
             f"{name}-from-{('left', 'right')[side]}", functools.partial(JoinSide, side), passes_all=True
         )
-        builder._add_node(node, (one._node,))
+        builder._topology.add(node, one._node)
         sides.append(node.name)
     supplier = lambda: StreamJoin(stores, windows, joiner, left=options.left)  # noqa: E731
     # Both sides feed one processor, which has one time, as KStreamKStreamJoin has a shared TimeTracker.
-    builder._add_node(ProcessorNode(name, supplier, stores), tuple(sides))
+    builder._topology.add(ProcessorNode(name, supplier, stores), *sides)
     return stream._derive_stream(name, options.value, encode_json, has_deletions=False)
 
 
@@ -1122,9 +1117,9 @@ def repartitioned(builder: StreamsBuilder, parent: str, traits: StreamTraits, to
     keyed = ProcessorNode(
         builder._generate_node_name("keyed"), lambda: _DropNullKeys(topic in builder._null_key_topics)
     )
-    builder._add_node(keyed, (parent,))
+    builder._topology.add(keyed, parent)
     encode = _encode_bytes_keys if traits.key == "bytes" else _encode_text_keys
-    builder._add_node(SinkNode(builder._generate_node_name("sink"), topic, encode, is_internal=True), (keyed.name,))
+    builder._topology.add(SinkNode(builder._generate_node_name("sink"), topic, encode, is_internal=True), keyed.name)
     # Results are always written as flat objects, which no struct can read.
     is_result = traits.value is WindowResult
     is_json = traits.value is not bytes and not is_result
