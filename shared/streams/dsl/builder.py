@@ -883,7 +883,7 @@ def _aggregate_store_schema(stream: Stream, name: str, rule: WindowRule, emit: E
     is_table = rule.kind == "table"
     return StoreSchema(
         name=name,
-        kind="aggregate" if rule.kind == "table" else rule.kind,
+        kind="aggregate" if is_table else rule.kind,
         key=stream._traits.key,
         gap_ms=rule.gap_ms,
         grace_ms=rule.grace_ms,
@@ -994,7 +994,7 @@ class GlobalTable(Generic[K, V]):
     """A table of which every instance has all rows."""
 
     name: str
-    builder: StreamsBuilder | None = field(default=None, repr=False, compare=False)
+    builder: StreamsBuilder = field(repr=False, compare=False)
 
 
 class JoinOptions(NamedTuple):
