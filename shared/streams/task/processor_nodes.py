@@ -59,9 +59,7 @@ class SinkNodeWriter:
     the coordinates of its source record, if it has one.
     """
 
-    def __init__(
-        self, node: SinkNode, record_bytes_max: int, output: Output, current_record: CurrentRecord = lambda: None
-    ) -> None:
+    def __init__(self, node: SinkNode, record_bytes_max: int, output: Output, current_record: CurrentRecord) -> None:
         self._node = node
         self._record_bytes_max = record_bytes_max
         self._output = output
@@ -121,7 +119,7 @@ class ProcessorNodes:
     """The nodes of one task, by name."""
 
     def __init__(
-        self, topology: Topology, record_bytes_max: int, output: Output, current_record: CurrentRecord = lambda: None
+        self, topology: Topology, record_bytes_max: int, output: Output, current_record: CurrentRecord
     ) -> None:
         self.topology = topology
         self.processors: dict[str, Processor] = {}

@@ -400,7 +400,8 @@ def test_an_error_from_elsewhere_is_of_no_node() -> None:
     """An error that was raised outside of the nodes names none."""
     builder = StreamsBuilder()
     builder.stream("in").to("out")
-    assert ProcessorNodes(builder.build(), 1_000, lambda record, source_key: None).node_of(KeyError()) is None
+    nodes = ProcessorNodes(builder.build(), 1_000, lambda record, source_key: None, lambda: None)
+    assert nodes.node_of(KeyError()) is None
 
 
 @pytest.mark.parametrize("header", [("trace", "abc"), (5, b"abc"), (None, b"abc"), ("\ud800", b"abc"), ("trace",)])
@@ -428,7 +429,8 @@ def test_a_sink_takes_what_the_producer_takes() -> None:
     headers = (("trace", b"1" * 50),)
     size = record_size(b"k", b"12", list(headers))
     written: list[tuple[ProducerRecord, bytes | None]] = []
-    sink = SinkNodeWriter(SinkNode("sink", "out", encode_json), size, lambda *given: written.append(given))
+    node = SinkNode("sink", "out", encode_json)
+    sink = SinkNodeWriter(node, size, lambda *given: written.append(given), lambda: None)
     record = Record("k", 12, 7, headers)
     sink.process(record)
     windowed = record._replace(key=WindowKey("k", 5, 7))
@@ -436,7 +438,7 @@ def test_a_sink_takes_what_the_producer_takes() -> None:
     expected = ProducerRecord("out", b"12", b"k", headers, None, 7)
     assert written == [(expected, None), (expected, None)]
     with pytest.raises(RecordTooLarge, match=f"topic out.*{size}.*max_request_size={size - 1}"):
-        SinkNodeWriter(SinkNode("sink", "out", encode_json), size - 1, lambda *given: None).process(record)
+        SinkNodeWriter(node, size - 1, lambda *given: None, lambda: None).process(record)
 
 
 WINDOWS = ["tumbling_window", "hopping_window", "sliding_window", "session_window", "join"]
