@@ -248,10 +248,8 @@ class KeyAggregate(WindowAggregate):
         There are none if each update is forwarded at once. A record that arrives out of order may still cause a result
         with a lower timestamp.
         """
-        return self.stream_time_ms if self._emits_each_update else self._changed_from_ms()
-
-    def _changed_from_ms(self) -> int:
-        """Return the earliest time of the rows changed since the last commit; stream time if none has changed."""
+        if self._emits_each_update:
+            return self.stream_time_ms
         table = self.store.table
         latest = table.cells[table.changed_rows(), table.base + self._columns.program[0][1]]
         return int(latest.min(initial=self.stream_time_ms))

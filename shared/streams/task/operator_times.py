@@ -12,7 +12,7 @@ topic has a time of its own: the highest timestamp of its records, plus the time
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from penstock.shared.streams.changelog.format import Progress
@@ -126,10 +126,7 @@ def _sources_and_operators_above(topology: Topology, processors: Mapping[str, Pr
     names = topology.above([name])
     nodes = [topology.nodes[node] for node in topology.nodes if node in names]
     sources = [node for node in nodes if isinstance(node, SourceNode)]
-    operators = _select_timed_processors(processors[node.name] for node in nodes if node.name in processors)
+    own = [processors[node.name] for node in nodes if node.name in processors]
+    operators = tuple(p for p in own if isinstance(p, TimedProcessor))
     topics = tuple(source.topic for source in sources if source.is_internal)
     return Above(operators, topics)
-
-
-def _select_timed_processors(processors: Iterable[Processor]) -> tuple[TimedProcessor, ...]:
-    return tuple(p for p in processors if isinstance(p, TimedProcessor))

@@ -8,7 +8,7 @@ the topics are known.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -181,11 +181,7 @@ class TaskCommit(NamedTuple):
     @property
     def outputs(self) -> list[ProducerRecord]:
         """Return all outputs as records."""
-        return list(self._iterate_records())
-
-    def _iterate_records(self) -> Iterator[ProducerRecord]:
+        records: list[ProducerRecord] = []
         for item in self.produced.items:
-            if isinstance(item, OutputColumns):
-                yield from map(item.record, range(len(item)))
-            else:
-                yield item
+            records += map(item.record, range(len(item))) if isinstance(item, OutputColumns) else (item,)
+        return records
