@@ -188,8 +188,9 @@ class DeadLetterLog:
 
         Dead letters that were cut are never sent. Those that were replayed before are sent again only if
         `include_replayed` is True. In its source topic a record goes to its original partition if that exists.
-        In every other case the producer's partitioner chooses. After a record that could not be sent, no further batch
-        is read. But if its topic does not exist or cannot be used, the record only counts as failed.
+        In every other case the producer's partitioner chooses. A record only counts as failed if Kafka rejects it
+        (DataError), or if its topic does not exist or cannot be used. After a record that could not be sent for another
+        reason, no further batch is read.
 
         Raises IllegalState if too many records of a partition are left out: LEFT_OUT_MAX, or more than a commit's
         metadata can hold. Raises DataError if the metadata of the last replay's commit is damaged and
@@ -297,7 +298,7 @@ class DeadLetterLog:
         to: str | None,
         unusable: dict[str, PenstockError],
     ) -> bool:
-        """Send the chosen dead letters. Returns whether all were sent, except those of unusable topics.
+        """Send the chosen dead letters. Returns False if one failed, unless Kafka rejects it or its topic is unusable.
 
         Adds to `unusable` the topics whose partitions cannot be found, each with the error.
         """
@@ -323,13 +324,17 @@ class DeadLetterLog:
                 records.append(replace(replay_record(dead_letter, None), topic=topic))
             sent.append((execution, work))
         outcomes = await (await producer.send_many(records))
+        # Because of one record Kafka rejects the whole batch, so send each record of the batch again, alone.
+        for i, outcome in enumerate(outcomes):
+            if isinstance(outcome, DataError):
+                (outcomes[i],) = await (await producer.send_many([records[i]]))
         for (execution, work), outcome in zip(sent, outcomes, strict=True):
             if isinstance(outcome, RecordMetadata):
                 scheduler.settle(execution, finished=[work])
                 result.sent += 1
             else:
                 self._note_failed(scheduler, execution, work, outcome, result)
-        return not any(isinstance(outcome, Exception) for outcome in outcomes)
+        return all(isinstance(outcome, RecordMetadata | DataError) for outcome in outcomes)
 
     def _note_failed(
         self, scheduler: KeyScheduler, execution: Execution, work: Work, error: Exception, result: ReplayResult

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
@@ -202,9 +203,16 @@ async def kafka() -> AsyncIterator[KafkaSettings]:
 
 
 async def write(
-    kafka: KafkaSettings, dead_letters: int, others: int = 0, value: bytes = b"v", source: str = "clicks"
+    kafka: KafkaSettings,
+    dead_letters: int,
+    others: int = 0,
+    value: bytes = b"v",
+    source: str = "clicks",
+    timestamps: Mapping[int, int] = MappingProxyType({}),
 ) -> None:
-    sources = [ConsumerRecord(source, 0, offset, 1, b"k", value) for offset in range(dead_letters)]
+    sources = [
+        ConsumerRecord(source, 0, offset, timestamps.get(offset, 1), b"k", value) for offset in range(dead_letters)
+    ]
     records = [dead_letter_record(TOPIC, DeadLetter(of, "process", "E", "", 1, "g")) for of in sources]
     async with Producer(kafka) as producer:
         sent = await producer.send_many([*records, *[ProducerRecord(TOPIC, b"v")] * others])
@@ -366,6 +374,19 @@ async def test_a_source_topic_that_was_deleted(kafka: KafkaSettings, monkeypatch
         assert len(result.errors) == 3
         assert all("topic gone" in error for error in result.errors)
         assert [entry.replayed async for entry in log.entries()] == [True, False, False, False, True, True]
+
+
+async def test_a_record_that_kafka_rejects_for_good(kafka: KafkaSettings) -> None:
+    """It fails in each replay, and all others are sent, also those beside it and those of later fetches."""
+    await write(kafka, 3, timestamps={1: 2**50})
+    await write(kafka, 2, value=bytes(ConsumerSettings().max_partition_fetch_bytes // 2))
+    async with DeadLetterLog(kafka, TOPIC) as log, Producer(kafka) as producer:
+        result = await log.replay(producer, lambda _: True, limit=10)
+        assert (result.sent, result.failed) == (4, 1)
+        assert [error.split(": ")[:2] for error in result.errors] == [["clicks-dlq-0@1", "InvalidTimestamp"]]
+        assert [entry.replayed async for entry in log.entries()] == [True, False, True, True, True]
+        again = await log.replay(producer, lambda _: True, limit=10)
+        assert (again.sent, again.failed) == (0, 1)
 
 
 async def test_entries_that_were_not_read_to_the_end(kafka: KafkaSettings) -> None:
