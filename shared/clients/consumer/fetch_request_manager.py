@@ -16,9 +16,10 @@ from penstock.shared.clients.consumer.subscription_state import Move, ResetPolic
 from penstock.shared.clients.protocol.fetch import FetchRequest
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.errors import IllegalState, PenstockError
+from penstock.shared.common.errors import IllegalState, NotLeaderOrFollower, PenstockError, RetriableError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
+from penstock.shared.common.repeated_failure import RepeatedFailure
 
 log = get_logger(__name__)
 
@@ -56,6 +57,8 @@ class FetchRequestManager:
         # This counts the refreshes in a row, on which the backoff depends.
         self._refreshes = 0
         self._refreshed_ms = 0.0
+        # The repeated failures by what could not be fetched, to log them.
+        self._failing: dict[str, RepeatedFailure] = {}
         self._broken: BaseException | None = None
         self._is_open = False
         self._waiters: set[asyncio.Future[None]] = set()
@@ -202,7 +205,11 @@ class FetchRequestManager:
             self._metrics.fetch_failed()
         else:
             now_ms = self._clock.monotonic_ms()
-            self.fetcher.received(fetch, response, now_ms)
+            errors = self.fetcher.received(fetch, response, now_ms)
+            for tp in fetch.wanted if errors or self._failing else ():
+                # A leader that moved is usual, and new metadata names the new one.
+                if not isinstance(error := errors.get(tp), NotLeaderOrFollower):
+                    self._log_outcome(f"records of {tp}", error)
             self._report_moves()
             size = sum(len(fetched.records) for fetched in response.partitions.values())
             self._metrics.fetched(now_ms - started_ms, size)
@@ -210,6 +217,7 @@ class FetchRequestManager:
         self.pump()
 
     async def _look_up_offsets(self, lookup: OffsetLookup) -> None:
+        what = "committed offsets" if lookup.by_commit else f"offsets of {next(iter(lookup.wanted)).topic}"
         try:
             if lookup.by_commit:
                 found = await self._fetch_committed(list(lookup.wanted))
@@ -221,9 +229,26 @@ class FetchRequestManager:
                 limit_ms = self._connection.settings.request_timeout_ms
                 self.fetcher.placed(lookup, await list_offsets(self._connection, specs, level, limit_ms))
                 self._report_moves()
+            self._log_outcome(what, None)
         except PenstockError as e:
             self.fetcher.failed(lookup, e, self._clock.monotonic_ms())
+            # `take` raises any other error.
+            if isinstance(e, RetriableError):
+                self._log_outcome(what, e)
         self.pump()
+
+    def _log_outcome(self, what: str, error: PenstockError | None) -> None:
+        """Log a failure that is retried, at growing intervals, and its end."""
+        if error is None and what not in self._failing:
+            return
+        failure = self._failing.setdefault(what, RepeatedFailure())
+        fields = {"client_id": self._connection.client_id, "what": what}
+        now_ms = self._clock.monotonic_ms()
+        if error is None:
+            del self._failing[what]
+            log.info("fetched again", **fields, **(failure.succeeded(now_ms) or {}))
+        elif (times := failure.failed(now_ms)) is not None:
+            log.warning("cannot be fetched, trying on", **fields, reason=str(error), **times)
 
     def _report_moves(self) -> None:
         for tp, move in self.fetcher.moves().items():

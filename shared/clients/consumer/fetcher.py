@@ -380,18 +380,21 @@ class Fetcher:
             if not isinstance(error, RetriableError):
                 self._fail_partition(tp, state, error)
 
-    def received(self, fetch: Fetch, response: FetchResponse, now_ms: float) -> None:
-        """Apply the response to a fetch."""
+    def received(self, fetch: Fetch, response: FetchResponse, now_ms: float) -> dict[TopicPartition, PenstockError]:
+        """Apply the response to a fetch. Returns the errors that are retried."""
+        errors: dict[TopicPartition, PenstockError] = {}
         for tp, state in self._close_request(fetch):
             fetched = response.partitions.get(tp)
             # A broker may leave a partition out of its response. That is retried, like an unknown error.
             code = response.error_code or (UNKNOWN_SERVER_ERROR if fetched is None else fetched.error_code)
             if fetched is None or code:
-                self._handle_fetch_error(tp, state, code, now_ms)
+                if (error := self._handle_fetch_error(tp, state, code, now_ms)) is not None:
+                    errors[tp] = error
             elif fetched.diverged_at is not None:
                 self._handle_diverging_epoch(tp, state, fetched.diverged_at, fetched.high_watermark)
             else:
                 self._add_completed_fetch(tp, state, fetched)
+        return errors
 
     def _handle_diverging_epoch(
         self, tp: TopicPartition, state: FetcherPartition, end_offset: int, high_watermark: int
@@ -442,16 +445,20 @@ class Fetcher:
         # first next time.
         self._partitions[tp] = self._partitions.pop(tp)
 
-    def _handle_fetch_error(self, tp: TopicPartition, state: FetcherPartition, code: int, now_ms: float) -> None:
+    def _handle_fetch_error(
+        self, tp: TopicPartition, state: FetcherPartition, code: int, now_ms: float
+    ) -> PenstockError | None:
+        """Handle a partition's error in a response. Returns it if it is retried."""
         state.back_off(now_ms, self._backoff)
         offset = state.fetch_offset
         error = error_for_code(code, str(tp), f"offset {offset}")
         if isinstance(error, RetriableError) or code == UNKNOWN_SERVER_ERROR:
             self._stale = True
-        elif isinstance(error, OffsetOutOfRange):
+            return error
+        if isinstance(error, OffsetOutOfRange):
             # The buffered records are valid: hand them out first. Then the same request is rejected again.
             if state.completed_fetches:
-                return
+                return None
             if self._policy.is_none:
                 self._fail_partition(tp, state, error)
             else:
@@ -460,6 +467,7 @@ class Fetcher:
             self._fail_partition(tp, state, CorruptRecord(f"{tp} at offset {offset}: the broker cannot read a batch"))
         else:
             self._fail_partition(tp, state, error)
+        return None
 
     # --- handing out ---
 

@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer
@@ -257,6 +258,46 @@ async def test_no_broker_at_all() -> None:
         await Consumer(gone, EARLIEST).start()
     with pytest.raises(PenstockError):
         await consumer.poll(0)
+
+
+@pytest.mark.parametrize(
+    ("api", "code", "what"),
+    [
+        (Api.OFFSET_FETCH, ErrorCode.UNSTABLE_OFFSET_COMMIT, "committed offsets"),
+        (Api.LIST_OFFSETS, ErrorCode.NOT_LEADER_OR_FOLLOWER, "offsets of t"),
+        (Api.FETCH, ErrorCode.UNKNOWN_SERVER_ERROR, "records of t-0"),
+    ],
+)
+async def test_a_failure_that_is_repeated_is_logged(api: Api, code: ErrorCode, what: str) -> None:
+    """The log has the reason why a consumer reads nothing, not once for each attempt, and the end of the failure."""
+    settings = EARLIEST.model_copy(update={"group_id": "g", "commit_timeout_ms": 20})
+    async with FakeCluster() as cluster:
+        await fill(cluster, 5, partitions=1)
+        control = cluster.control(api, Fail(code))
+        with capture_logs() as logged:
+            async with Consumer(settings_of(cluster, request_timeout_ms=200), settings) as consumer:
+                consumer.assign([T0])
+                while control.acted < 7:
+                    assert await consumer.poll(20) == {}
+                control.remove()
+                await read(consumer, 5)
+    lines = [line for line in logged if line.get("what") == what]
+    assert [(line["log_level"], code.name in line.get("reason", "")) for line in lines] == [
+        ("warning", True),
+        ("info", False),
+    ]
+
+
+async def test_a_moved_leader_is_no_failure_to_log() -> None:
+    """A fetch from a broker that no longer leads the partition logs no warning."""
+    async with FakeCluster() as cluster:
+        await fill(cluster, 5, partitions=1)
+        cluster.control(Api.FETCH, Fail(ErrorCode.NOT_LEADER_OR_FOLLOWER), times=3)
+        with capture_logs() as logged:
+            async with Consumer(settings_of(cluster), EARLIEST) as consumer:
+                consumer.assign([T0])
+                await read(consumer, 5)
+    assert [line for line in logged if "what" in line] == []
 
 
 async def test_fetches_are_measured() -> None:
