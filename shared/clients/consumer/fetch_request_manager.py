@@ -82,6 +82,7 @@ class FetchRequestManager:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._metrics.no_lag(self.fetcher.assignment)
+        self._metrics.buffered(0)
         self.wake_pollers()
 
     def assign(self, partitions: Iterable[TopicPartition], kept: Iterable[TopicPartition] = ()) -> None:
@@ -168,6 +169,7 @@ class FetchRequestManager:
             return
         now_ms = self._clock.monotonic_ms()
         requests = self.fetcher.next_requests(self._connection.leader, now_ms)
+        self._metrics.buffered(self.fetcher.buffered_bytes)
         for fetch in requests.fetches:
             self._start_request_task(self._send_fetch(fetch))
         for lookup in requests.lookups:
@@ -213,7 +215,6 @@ class FetchRequestManager:
             self._report_moves()
             size = sum(len(fetched.records) for fetched in response.partitions.values())
             self._metrics.fetched(now_ms - started_ms, size)
-            self._metrics.buffered(self.fetcher.buffered_bytes)
         self.pump()
 
     async def _look_up_offsets(self, lookup: OffsetLookup) -> None:

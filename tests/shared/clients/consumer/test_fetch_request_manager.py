@@ -317,6 +317,33 @@ async def test_fetches_are_measured() -> None:
     assert registry.get_sample_value("penstock_consumer_buffered_bytes", group) is not None
 
 
+async def test_the_buffered_size_follows_the_buffer() -> None:
+    """The metric is 0 after a poll took the last records, after the partition is left, and after the close."""
+    registry = CollectorRegistry()
+
+    def buffered() -> float | None:
+        return registry.get_sample_value("penstock_consumer_buffered_bytes", {"group": ""})
+
+    async with FakeCluster() as cluster:
+        await fill(cluster, 20)
+        size = len(log_of(cluster, T0))
+        async with Consumer(settings_of(cluster), EARLIEST, registry=registry) as consumer:
+            consumer.assign([T0])
+            await read(consumer, 1, limit=1)
+            assert buffered() == size
+            await read(consumer, 19)
+            assert buffered() == 0
+            await consumer.seek_to_beginning(T0)
+            await read(consumer, 1, limit=1)
+            assert buffered() == size
+            consumer.assign([])
+            assert buffered() == 0
+            consumer.assign([T0])
+            await read(consumer, 1, limit=1)
+            assert buffered() == size
+        assert buffered() == 0
+
+
 async def test_the_lag_follows_the_position() -> None:
     """The metric of a partition's lag follows the position through polls, seeks and resets. It is removed when the
     partition is left, and when the consumer is closed."""
