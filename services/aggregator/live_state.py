@@ -1,7 +1,6 @@
 """The content of the state stores of the tasks that run here, as plain values for REST.
 
-Rows are read on the event loop, which does nothing else meanwhile. So a search scans at most ROWS_LOOKED_AT_MAX rows of
-each store and partition.
+Rows are read on the event loop, which does nothing else meanwhile. So a search scans at most ROWS_LOOKED_AT_MAX rows.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from penstock.shared.streams.runtime.worker_tasks import OwnedTask
 from penstock.shared.streams.state_store import StateStoreRow, is_open
 
 ROWS_LOOKED_AT_MAX = 20_000
-"""The most rows of a store that one request reads in each partition. The event loop is blocked meanwhile."""
+"""The most rows that one request reads. The event loop is blocked meanwhile."""
 
 
 def describe_live_stores(tasks: Mapping[int, OwnedTask]) -> list[dict[str, Any]]:
@@ -50,30 +49,29 @@ def open_windows(
     """Return at most `limit` open windows whose keys match, latest end first, after the position `after`. If `store` is
     None, all stores are searched.
 
-    Scans at most ROWS_LOOKED_AT_MAX rows of a store in each partition, and also looks up the keys of `KeyFilter.exact`.
-    `unseen` counts the rows that were not scanned, even if a look-up returned them.
+    Scans at most ROWS_LOOKED_AT_MAX rows, an equal share of each store in each partition (at least one row). Also looks
+    up the keys of `KeyFilter.exact`. `unseen` counts the rows that were not scanned, even if a look-up returned them.
     """
+    searched = [
+        (name, partition, owned.task.topology.stores[name].schema.key, kept)
+        for partition, owned in tasks.items()
+        if owned.task is not None
+        for name, kept in owned.task.stores.items()
+        if store in (None, name) and owned.task.topology.stores[name].schema.kind in WINDOWED
+    ]
     found: dict[OpenPosition, StateStoreRow] = {}
     unseen = 0
-    for partition, owned in tasks.items():
-        if owned.task is None:
-            continue
-        for name, kept in owned.task.stores.items():
-            if store not in (None, name):
-                continue
-            schema = owned.task.topology.stores[name].schema
-            if schema.kind not in WINDOWED:
-                continue
-            exact = (row for key in key_filter.exact(schema.key) for row in kept.rows_of(key))
-            rows = kept.rows()
-            # The rows are in no defined order. The call for the next page reads the same rows again.
-            first = list(islice(rows, ROWS_LOOKED_AT_MAX))
-            if len(first) == ROWS_LOOKED_AT_MAX:
-                unseen += max(0, len(kept) - len(first))
-            matching = chain(exact, (row for row in first if key_filter.has(row.key)))
-            positioned = {_open_position(name, partition, row): row for row in matching if is_open(row)}
-            wanted = (position for position in positioned if after is None or open_order(position) > open_order(after))
-            found |= {position: positioned[position] for position in heapq.nsmallest(limit + 1, wanted, key=open_order)}
+    for name, partition, key_type, kept in searched:
+        share = max(1, ROWS_LOOKED_AT_MAX // len(searched))
+        exact = (row for key in key_filter.exact(key_type) for row in kept.rows_of(key))
+        # The rows are in no defined order. The call for the next page reads the same rows again.
+        first = list(islice(kept.rows(), share))
+        if len(first) == share:
+            unseen += max(0, len(kept) - len(first))
+        matching = chain(exact, (row for row in first if key_filter.has(row.key)))
+        positioned = {_open_position(name, partition, row): row for row in matching if is_open(row)}
+        wanted = (position for position in positioned if after is None or open_order(position) > open_order(after))
+        found |= {position: positioned[position] for position in heapq.nsmallest(limit + 1, wanted, key=open_order)}
     positions = heapq.nsmallest(limit + 1, found, key=open_order)
     last = positions[limit - 1] if len(positions) > limit else None
     return FoundOpenWindows(

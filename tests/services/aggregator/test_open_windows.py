@@ -103,6 +103,26 @@ def test_an_exact_key_is_found_in_a_large_store(monkeypatch: pytest.MonkeyPatch)
             assert (len(page.windows), page.unseen) == (count, 3)
 
 
+@pytest.mark.parametrize(("searched", "windows", "unseen"), [(None, 4, 8), ("s", 4, 2), ("none", 0, 0)])
+def test_all_searched_stores_share_the_limit(
+    searched: str | None, windows: int, unseen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search does not block the event loop longer with more partitions or stores."""
+    monkeypatch.setattr("penstock.services.aggregator.live_state.ROWS_LOOKED_AT_MAX", 4)
+    held: dict[int, Any] = {}
+    for partition in range(2):
+        task = task_of(store_of("s"), "string")
+        other = task_of(store_of("t"), "string")
+        for store in (task.stores["s"], other.stores["t"]):
+            for i in range(3):
+                store.load("abc"[i], i, i, [1, {}])
+        task.stores |= other.stores
+        task.topology.stores |= other.topology.stores
+        held[partition] = SimpleNamespace(task=task)
+    page = open_windows(held, searched, KeyFilter(""), 10)
+    assert (len(page.windows), page.unseen) == (windows, unseen)
+
+
 @pytest.mark.parametrize(
     ("typed", "found", "passed_over"),
     [
