@@ -86,8 +86,8 @@ def list_command(
     if json:
         for entry in entries:
             sys.stdout.write(msgspec.json.encode(_entry_as_json(entry)).decode() + "\n")
-        return
-    _print_table(entries)
+    else:
+        _print_table(entries)
     if more:
         typer.echo(f"only the first {limit} are shown; raise --limit for more", err=True)
 

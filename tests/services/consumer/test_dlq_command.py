@@ -92,3 +92,20 @@ async def test_a_dry_run_shows_what_a_replay_sends(capsys: pytest.CaptureFixture
         assert json.loads(capsys.readouterr().out) == {"would_send": 2}
         assert await asyncio.to_thread(main, ["list", *arguments]) == 0
         assert [json.loads(line)["dead_letter"]["offset"] for line in capsys.readouterr().out.splitlines()] == [0, 1]
+
+
+async def test_a_list_that_is_cut_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """With and without --json, standard error names the limit if there are more dead letters."""
+    source = ConsumerRecord("clicks", 0, 0, 1, b"k", b"v")
+    record = dead_letter_record("clicks-dlq", DeadLetter(source, "process", "E", "", 1, "g"))
+    async with FakeCluster() as cluster:
+        for topic in ("clicks", "clicks-dlq"):
+            cluster.create_topic(topic, partitions=1)
+        servers = cluster.bootstrap_servers
+        async with Producer(KafkaSettings(bootstrap_servers=servers)) as producer:
+            await (await producer.send_many([record, record]))
+        for limit, is_cut in (("1", True), ("2", False)):
+            for more in ([], ["--json"]):
+                arguments = ["list", "clicks", "--bootstrap-servers", servers, "--limit", limit, *more]
+                assert await asyncio.to_thread(main, arguments) == 0
+                assert ("only the first 1 are shown" in capsys.readouterr().err) is is_cut
