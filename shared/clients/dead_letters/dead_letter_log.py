@@ -121,7 +121,7 @@ class DeadLetterLog:
         try:
             self._consumer.assign(partitions)
             self._ends = await self._consumer.end_offsets(partitions)
-            self._set_committed({p: await self._consumer.committed(p) for p in partitions})
+            self._set_committed(await self._consumer.committed(partitions))
         except BaseException:
             await self._consumer.close()
             raise
