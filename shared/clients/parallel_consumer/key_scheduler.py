@@ -83,8 +83,6 @@ class KeyScheduler:
         self.max_concurrency = max_concurrency
         self.batch_records_max = batch_records_max
         self.buffered_records_max = buffered_records_max
-        # `ignored` counts records whose result comes after their partition was lost or rewound.
-        self.ignored = 0
         # `skipped` counts delivered records that an earlier owner had finished.
         self.skipped = 0
         self._partitions: dict[TopicPartition, PartitionProgress] = {}
@@ -201,7 +199,7 @@ class KeyScheduler:
     ) -> bool:
         """End an execution. Its `finished` records are done, and its `retry` records are handled again at `due_ms`.
 
-        If the partition was lost or rewound meanwhile, the results are ignored and counted, and False is returned.
+        If the partition was lost or rewound meanwhile, the results are ignored, and False is returned.
         """
         self._executions.remove(execution)
         state = execution.owner
@@ -222,8 +220,6 @@ class KeyScheduler:
             for work in again:
                 work.due_ms = due_ms
                 work.lane.queue.appendleft(work)
-        else:
-            self.ignored += len(works)
         for lane in [works[0].lane] if len(works) == 1 else {id(work.lane): work.lane for work in works}.values():
             if not lane.running:
                 self._continue_lane(execution.topic_partition, state, lane)
@@ -288,7 +284,7 @@ class KeyScheduler:
         return [e for e in self._executions if e.owner is going.get(e.topic_partition)]
 
     def lost(self, partitions: Iterable[TopicPartition]) -> list[Execution]:
-        """Remove these partitions. Returns the executions in flight, whose results will be ignored and counted."""
+        """Remove these partitions. Returns the executions in flight, whose results will be ignored."""
         in_flight = self.revoke(gone := [p for p in partitions if p in self._partitions])
         for partition in gone:
             del self._partitions[partition]

@@ -227,7 +227,6 @@ def test_revocation_drains_and_starts_nothing_more() -> None:
     assert scheduler.committable([TP]) == {TP: OffsetAndMetadata(0, encode_finished(0, [(1, 1)]))}
     assert scheduler.lost([TP]) == []
     assert scheduler.partitions == frozenset()
-    assert scheduler.ignored == 0
 
 
 def test_a_revoked_partition_starts_no_retry() -> None:
@@ -242,15 +241,14 @@ def test_a_revoked_partition_starts_no_retry() -> None:
     assert sorted(take_all(scheduler, now_ms=500)) == [1]
 
 
-def test_results_after_a_loss_are_ignored_and_counted() -> None:
-    """A lost partition that is assigned again starts fresh. Results of the former ownership are ignored and counted."""
+def test_results_after_a_loss_are_ignored() -> None:
+    """A lost partition that is assigned again starts fresh. Results of the former ownership are ignored."""
     scheduler = scheduler_of([0, 1])
     before = take_all(scheduler)
     assert len(scheduler.lost([TP])) == 2
     scheduler.assign(TP, OffsetAndMetadata(0))
     scheduler.deliver(columns([0, 1]))
     assert not scheduler.settle(before[0], finished=before[0].works)
-    assert scheduler.ignored == 1
     assert scheduler.committable() == {}
     assert sorted(take_all(scheduler)) == [0, 1]
 
