@@ -78,7 +78,6 @@ class HandlerLoop(RebalanceListener):
         self._paused: set[TopicPartition] = set()
         # The registry may outlive the loop, so the metric refers only to `_tasks`.
         metrics.in_flight.set_function(self._tasks.__len__)
-        self._skipped = 0
         self._stopping = False
         self._crash: BaseException | None = None
         self._retry_timer: asyncio.TimerHandle | None = None
@@ -149,10 +148,9 @@ class HandlerLoop(RebalanceListener):
             # The records were polled just before the partition was revoked. They are not committed, so the next owner
             # handles them.
             return
-        self.scheduler.deliver(columns)
-        if self.scheduler.skipped != self._skipped:
-            self._metrics.skipped(columns.topic).inc(self.scheduler.skipped - self._skipped)
-            self._skipped = self.scheduler.skipped
+        # An earlier owner of the partition has finished the records that are not queued.
+        if skipped := len(columns) - self.scheduler.deliver(columns):
+            self._metrics.skipped(columns.topic).inc(skipped)
 
     def _pass_over(self) -> bool:
         """Mark offsets as finished that the consumer's position passed without returning a record, such as those of

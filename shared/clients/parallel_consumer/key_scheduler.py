@@ -83,8 +83,6 @@ class KeyScheduler:
         self.max_concurrency = max_concurrency
         self.batch_records_max = batch_records_max
         self.buffered_records_max = buffered_records_max
-        # `skipped` counts delivered records that an earlier owner had finished.
-        self.skipped = 0
         self._partitions: dict[TopicPartition, PartitionProgress] = {}
         self._turn: deque[TopicPartition] = deque()
         self._executions: set[Execution] = set()
@@ -121,7 +119,6 @@ class KeyScheduler:
                 accepted += 1
                 self._enqueue_record(state, work, key)
         state.leader_epoch = max(state.leader_epoch, columns.leader_epoch)
-        self.skipped += len(columns) - accepted
         return accepted
 
     def pass_over(self, partition: TopicPartition, position: int) -> bool:
