@@ -35,7 +35,7 @@ from typing import Any, Generic, Literal, Self, overload
 from prometheus_client import CollectorRegistry
 from typing_extensions import TypeVar
 
-from penstock.shared.clients.connection import Connection, default_client_id, list_offsets
+from penstock.shared.clients.connection import Connection, list_offsets
 from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_time
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assignor
 from penstock.shared.clients.consumer.commit_request_manager import CommitRequestManager, OnCommit
@@ -189,8 +189,8 @@ class Consumer(Generic[K, V]):
         self._undecodable: dict[TopicPartition, Undecodable] = {}
         self._metrics = ConsumerMetrics(registry, settings.group_id or "")
         kafka_settings = KafkaSettings.of(kafka)
-        client_id = kafka_settings.client_id or default_client_id()
-        self._connection = Connection(kafka_settings.model_copy(update={"client_id": client_id}))
+        self._connection = Connection(kafka_settings)
+        client_id = self._connection.client_id
         self._fetcher = Fetcher(
             FetchLimits(
                 fetch_min_bytes=settings.fetch_min_bytes,
