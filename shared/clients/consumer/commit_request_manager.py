@@ -264,16 +264,17 @@ class CommitRequestManager:
 
         async def fetch_committed_offsets() -> dict[TopicPartition, OffsetAndMetadata]:
             response = await self._connection.request_coordinator("group", group_id, request, where)
+            if response.error_code:
+                raise self._commit_error(response.error_code, where, group_id)
             found = {}
-            codes = [(response.error_code, where)]
             for topic in response.topics:
                 for row in topic.partitions:
                     tp = TopicPartition(topic.name, row.partition)
-                    codes.append((row.error_code, f"{where}, {tp}"))
+                    if row.error_code:
+                        raise self._commit_error(row.error_code, f"{where}, {tp}", group_id)
                     # -1 stands for no commit.
                     if row.offset >= 0:
                         found[tp] = OffsetAndMetadata(row.offset, row.metadata or "", row.leader_epoch)
-            self._check_error_codes(codes, group_id)
             return found
 
         return await self._connection.retrying(fetch_committed_offsets, where, timeout_ms)
@@ -460,11 +461,6 @@ class CommitRequestManager:
                         self._member.on_commit_rejected((member.generation_id, member.member_id), code)
                     of_group = of_group or (None if code in OF_ONE_PARTITION else error)
         return rejected, of_group
-
-    def _check_error_codes(self, codes: list[tuple[int, str]], group_id: str) -> None:
-        for code, where in codes:
-            if code:
-                raise self._commit_error(code, where, group_id)
 
     def _commit_error(self, code: int, where: str, group_id: str) -> PenstockError:
         error = error_for_code(code, where)
