@@ -290,8 +290,8 @@ class HandlerLoop(RebalanceListener):
     # Rebalances
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        for partition in sorted(partitions - self.scheduler.partitions):
-            committed = await self._consumer.committed(partition)
+        found = await self._consumer.committed(sorted(partitions - self.scheduler.partitions))
+        for partition, committed in found.items():
             try:
                 self.scheduler.assign(partition, committed)
             # The commit metadata has the offsets that were finished out of order. If it cannot be decoded, their
