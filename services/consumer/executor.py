@@ -16,12 +16,11 @@ failures count as attempts.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -121,10 +120,10 @@ class Executor:
         The handler loop removes the entries of partitions that are revoked or lost.
         """
 
-    async def run(self, execution: Execution, task: asyncio.Task[Any] | None = None) -> Outcome:
+    async def run(self, execution: Execution) -> Outcome:
         """Run one execution in the current task. A cancellation is raised to the caller."""
         if len(execution.works) == 1 and self._decode is bytes_deserializer and execution.works[0].memo is None:
-            return await self._run_plain(execution.works[0], task)
+            return await self._run_plain(execution.works[0])
         outcome = Outcome()
         dead_letters: list[tuple[Work, DeadLetter]] = []
         works: list[Work] = []
@@ -150,11 +149,11 @@ class Executor:
             await self._send_dead_letters(execution.topic_partition.topic, dead_letters, outcome)
         return outcome
 
-    async def _run_plain(self, work: Work, task: asyncio.Task[Any] | None) -> Outcome:
+    async def _run_plain(self, work: Work) -> Outcome:
         """Run the usual case: one record without a decoder and without an unwritten dead letter."""
         topic = work.columns.topic
         started = time.perf_counter()
-        returned = await self._handler.call([work.record], self._limits, task)
+        returned = await self._handler.call([work.record], self._limits)
         self._metrics.latency(topic).observe(time.perf_counter() - started)
         if returned == ():
             self._metrics.handled(topic).inc()

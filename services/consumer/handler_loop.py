@@ -194,7 +194,7 @@ class HandlerLoop(RebalanceListener):
     async def _run_execution(self, execution: Execution) -> None:
         outcome = None
         try:
-            outcome = await self._executor.run(execution, self._tasks[execution])
+            outcome = await self._executor.run(execution)
         except Exception as e:
             # The executor handles errors of the handler. After any other error the loop cannot continue.
             self._crash = e

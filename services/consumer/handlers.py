@@ -55,18 +55,15 @@ class Handler:
     function: Callable[[Any], Awaitable[object]]
     batch: bool = False
 
-    async def call(
-        self, records: Sequence[ConsumerRecord], limits: CallLimits, task: asyncio.Task[Any] | None = None
-    ) -> Records | Exception:
-        """Call the handler with the records (one record, unless it is a batch handler). `task` is the running task, by
-        default the current one.
+    async def call(self, records: Sequence[ConsumerRecord], limits: CallLimits) -> Records | Exception:
+        """Call the handler with the records (one record, unless it is a batch handler).
 
         Returns the records to write, or the error of a failed call: the handler's exception, HandlerTimeout,
         HandlerCancelled, HandlerExited, or the TypeError of `records_in`. Raises KeyboardInterrupt, and CancelledError
         if the caller cancelled the task.
         """
         is_over = False
-        task = task or asyncio.current_task()
+        task = asyncio.current_task()
         assert task is not None
         limits.begin(task)
         try:
