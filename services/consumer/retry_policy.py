@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,7 +44,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """See the module. `handler_timeout_ms` limits a handler call. Raises ConfigError if a field is out of its range."""
+    """See the module. `handler_timeout_ms` limits a handler call. The settings check the ranges."""
 
     max_attempts: int = 5
     backoff_ms: int = 100
@@ -55,18 +54,6 @@ class RetryPolicy:
     handler_timeout_ms: int = 60_000
     retriable: Sequence[ExceptionType] = (Exception,)
     not_retriable: Sequence[ExceptionType] = (DataError,)
-
-    def __post_init__(self) -> None:
-        wrong = [
-            ("max_attempts", self.max_attempts < 1),
-            ("backoff_ms", self.backoff_ms < 0),
-            ("backoff_max_ms", self.backoff_max_ms < self.backoff_ms),
-            ("multiplier", not 1 <= self.multiplier < math.inf),
-            ("jitter", not 0 <= self.jitter < 1),
-            ("handler_timeout_ms", self.handler_timeout_ms < 1),
-        ]
-        if any(out for _, out in wrong):
-            raise ConfigError("retry policy: out of range: " + ", ".join(name for name, out in wrong if out))
 
     def decide(self, error: BaseException, attempts: int, random: float) -> Retry | GiveUp:
         """Return the decision after `attempts` failed attempts, the last of which failed with `error`.

@@ -43,6 +43,8 @@ def test_topics_are_one_text_or_several(arguments: list[str], environ: dict[str,
         (["--ordering", "none"], "ordering"),
         (["--max-attempts", "0"], "max_attempts"),
         (["--retry.jitter", "1"], "retry.jitter"),
+        (["--retry.backoff-ms=-1"], "retry.backoff_ms"),
+        (["--retry.multiplier", "0.5"], "retry.multiplier"),
     ],
 )
 def test_invalid_settings_are_an_error(arguments: list[str], named: str) -> None:
