@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -43,7 +43,7 @@ from penstock.shared.common.errors import DataError, HandlerTimeout, RecordTooLa
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
 from penstock.shared.common.serialization import Deserializer, bytes_deserializer, bytes_serializer
-from penstock.shared.common.topic_names import check_topic_name
+from penstock.shared.common.topic_names import check_topic_name, dead_letter_topic
 
 log = get_logger(__name__)
 
@@ -91,7 +91,7 @@ class _UnwrittenDeadLetter:
 class Executor:
     """Runs executions of the handler (see the module).
 
-    `{topic}` in `dead_letter_topic` stands for the record's topic. Without `write` the caller writes
+    `dead_letter_topic_of` maps the topic of records to that of their dead letters. Without `write` the caller writes
     `Outcome.outputs`.
     """
 
@@ -103,7 +103,7 @@ class Executor:
         metrics: RunnerMetrics,
         *,
         group: str,
-        dead_letter_topic: str = "{topic}-dlq",
+        dead_letter_topic_of: Callable[[str], str] = dead_letter_topic,
         decode: Deserializer = bytes_deserializer,
     ) -> None:
         self._handler = handler
@@ -111,7 +111,7 @@ class Executor:
         self._write = write
         self._metrics = metrics
         self._group = group
-        self._dead_letter_topic = dead_letter_topic
+        self._dead_letter_topic_of = dead_letter_topic_of
         self._decode = decode
         self._limits = CallLimits(policy.handler_timeout_ms)
         self.unwritten: dict[TopicPartition, str] = {}
@@ -271,9 +271,6 @@ class Executor:
             self._metrics.dead_letters(work.columns.topic).inc()
             log.warning("dead letter", **_coordinates_of_work(work), stage=dead_letter.stage, **_error_fields(error))
         return dead_letters
-
-    def _dead_letter_topic_of(self, topic: str) -> str:
-        return self._dead_letter_topic.replace("{topic}", topic)
 
     async def _send_dead_letters(
         self, topic: str, dead_letters: list[tuple[Work, DeadLetter]], outcome: Outcome

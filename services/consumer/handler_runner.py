@@ -126,7 +126,7 @@ class HandlerRunner:
             write,
             metrics,
             group=settings.group_id,
-            dead_letter_topic=settings.dead_letter_topic,
+            dead_letter_topic_of=settings.dead_letter_topics.__getitem__,
             decode=self._decode,
         )
         scheduler = settings.scheduler(batch=self._handler.batch)
