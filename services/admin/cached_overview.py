@@ -59,7 +59,7 @@ class CachedOverview:
         self._sampled_ms = None
 
     def history(self) -> list[Point]:
-        """Return the points so far, oldest first."""
+        """Return the points of the dashboard's charts, oldest first."""
         return self._history.points
 
     async def run(self) -> None:

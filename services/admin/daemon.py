@@ -54,7 +54,7 @@ class AdminDaemon(OverviewDaemon):
         self.server = HttpServer(app, settings.http)
 
     async def shutdown(self) -> None:
-        """Finish the requests in flight, then close the connections."""
+        """Wait for the requests in flight within REQUEST_SHARE of `shutdown_timeout_ms`, then close the connections."""
         await self.server.stop(int(self._settings.shutdown_timeout_ms * REQUEST_SHARE))
         await self._http.aclose()
         await self._admin.close()

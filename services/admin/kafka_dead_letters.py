@@ -142,7 +142,10 @@ async def committed_records(
 
 
 class KafkaDeadLetters:
-    """See `penstock.api.admin.dead_letters.DeadLetters`."""
+    """Lists, reads and replays the records of dead-letter and late topics, through Kafka clients.
+
+    Implements `penstock.api.admin.dead_letters.DeadLetters`.
+    """
 
     def __init__(self, kafka: KafkaSettings, admin: Admin) -> None:
         self._kafka = kafka
@@ -151,7 +154,10 @@ class KafkaDeadLetters:
         self._replaying = asyncio.Lock()
 
     async def topics(self) -> list[dict[str, Any]]:
-        """See the protocol. The counts are kept between calls, see `DeadLetterCounter`."""
+        """Return each dead-letter and late topic with the number of its records (see `DeadLetters.topics`).
+
+        The counts are kept between calls (see `DeadLetterCounter`).
+        """
         names = [name for name in await self._admin.list_topics() if _dead_letter_topic_kind(name)]
         descriptions = await self._admin.describe_topics(names) if names else {}
         offsets = await self._partition_offsets(descriptions.values())
@@ -247,9 +253,10 @@ class KafkaDeadLetters:
     ) -> dict[str, Any]:
         """Replay dead letters (see `DeadLetters.replay`). A replay waits until the previous one, of any topic, ends.
 
-        Raises InvalidRequest if `topic` is not a dead-letter or late topic, if `to` is `topic` or an internal topic, or
-        if `stage` or `exception` is given for a late topic. Raises UnknownTopicOrPartition if `topic` or `to` does not
-        exist, and InvalidTopic if Kafka does not allow its name. Raises also what `DeadLetterLog.replay` raises.
+        Raises InvalidRequest if `topic` is not a dead-letter or late topic, if `to` is `topic` or a topic that Kafka or
+        Penstock writes itself, or if `stage` or `exception` is given for a late topic. Raises UnknownTopicOrPartition
+        if one of the two topics does not exist, and InvalidTopic if Kafka does not allow one of the names. Raises also
+        what `DeadLetterLog.replay` raises.
         """
         self._check_dead_letter_topic(topic)
         is_late = topic.endswith(LATE_SUFFIX)
@@ -293,7 +300,7 @@ def _dead_letter_topic_kind(topic: str) -> str:
 
 
 def _dead_letter_row(record: ConsumerRecord) -> dict[str, Any]:
-    """Return a record of the topic as a `DeadLetterRow`."""
+    """Return a record of a dead-letter or late topic as a `DeadLetterRow`."""
     is_late = record.topic.endswith(LATE_SUFFIX)
     row: dict[str, Any] = {
         "partition": record.partition,

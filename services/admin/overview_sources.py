@@ -120,14 +120,14 @@ class LocalSource:
 
 
 class KafkaSource:
-    """The cluster and its groups, through an admin client."""
+    """The cluster and its consumer groups, through an admin client."""
 
     def __init__(self, admin: AdminClient, timeout_ms: int = KAFKA_TIMEOUT_MS) -> None:
         self._admin = admin
         self._timeout_ms = timeout_ms
 
     async def sample(self) -> KafkaSample:
-        """Query Kafka now, and return the cluster and its groups.
+        """Query Kafka now, and return the cluster and its consumer groups.
 
         Groups that the principal may not describe, and those beyond GROUPS_MAX, are only counted. If Kafka does not
         answer in time or answers with an error, the sample has only the reason, in `error`.
@@ -161,10 +161,7 @@ class KafkaSource:
         return {"group": group_id, "state": description.state, "members": len(description.members), "lag": lag}
 
     async def _total_lag(self, group_id: str) -> int | None:
-        """Return the group's total lag.
-
-        Returns None if a partition has no leader, or if the principal may not describe a topic.
-        """
+        """Return the group's total lag; None if it is not known, for example because a partition has no leader."""
         try:
             # Half of the sample's time limit: requests for a partition without a leader are retried for longer.
             async with asyncio.timeout(self._timeout_ms / 2 / 1000):

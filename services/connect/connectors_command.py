@@ -1,8 +1,8 @@
 """`penstock connectors …`: manages connectors from the command line, over the REST API of a Connect worker.
 
-`--url` or `PENSTOCK_CONNECT_URL` is the address of any worker of the cluster, which may be another implementation of
-Kafka Connect. `PENSTOCK_CONNECT_TOKEN` holds its token, or `PENSTOCK_CONNECT_USER` its user:password. They are not
-flags, since other users of the machine can see flags.
+`--url` or `PENSTOCK_CONNECT_URL` is the address of any worker of the cluster, which may also be a worker of Apache
+Kafka. The credentials are in `PENSTOCK_CONNECT_TOKEN` (a token) or `PENSTOCK_CONNECT_USER` (`user:password`). They are
+not flags, since other users of the machine can see flags.
 """
 
 from __future__ import annotations

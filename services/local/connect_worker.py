@@ -27,8 +27,8 @@ STRING_CONVERTER = "org.apache.kafka.connect.storage.StringConverter"
 def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
     """Return the properties of the Connect worker, by Kafka Connect's names.
 
-    If the settings have `auth_token` or credentials, the worker's REST requires a token with the scope admin, unless
-    `connect` sets the token or users.
+    `rest.auth.token` is `auth_token`, or else the secret of the first credential with the scope admin. Settings in
+    `connect` override these properties.
 
     >>> worker_properties(ConnectWorkerSettings(connect={"group.id": "mine"}))["group.id"]
     'mine'

@@ -155,7 +155,10 @@ class EmbeddedKafka:
         log.info("Kafka is up", bootstrap_servers=self.bootstrap_servers, data_dir=str(self.data_dir))
 
     async def stop(self) -> None:
-        """Stop within `stop_timeout_ms`, then by SIGKILL. Does nothing if it is not running."""
+        """Stop the broker with SIGTERM, or with SIGKILL if it runs for longer than `stop_timeout_ms` after that.
+
+        Does nothing if the broker is not running.
+        """
         # Before the end of the process, so that `wait` takes it for an expected one.
         self._stopping = self._child
         if self._child is not None:
@@ -379,8 +382,7 @@ def is_probe_response(body: bytes) -> bool:
 async def broker_answers(host: str, port: int, timeout_ms: int) -> bool:
     """Return whether a Kafka broker at this address answers a probe within `timeout_ms`.
 
-    A KRaft broker accepts connections before it processes requests. It answers the probe only once the controller has
-    unfenced it.
+    A KRaft broker answers the probe only once the controller has unfenced it.
     """
     try:
         async with asyncio.timeout(timeout_ms / 1000):

@@ -23,7 +23,10 @@ _POLL_MS = 50
 
 
 class FolderInUse(ConfigError):
-    """Another running broker or demo uses the data folder. FolderLock's message names its process, if known."""
+    """Another running broker or demo uses the data folder.
+
+    The message of FolderLock has the id of the process that took the lock, if known.
+    """
 
 
 class FolderLock:

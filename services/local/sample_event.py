@@ -51,8 +51,8 @@ def sample_event(
     """Return a sample event as JSON, with values at the JSON pointers `key` and, unless it is None, `time`.
 
     If `value_type` is dict, the event also has each member of `fields`. A value at a pointer is text, unless
-    `value_type` or `fields` has a number there; a time is then a number in `time_unit`. If no sample of `value_type`
-    can be made, the event has only key and time.
+    `value_type` or `fields` has a number there; a time is then a number in `time_unit`. If the event is not valid for
+    `value_type`, it has only key and time.
     """
     event: dict[str, Any] = {}
     samples = (fields,) if value_type is dict and fields else (_sample_of_type(inspect.type_info(value_type)), None)
@@ -75,7 +75,10 @@ def sample_event_type(topology: Topology, topic: str) -> Any:
 
 
 def sample_event_fields(topology: Topology, topic: str) -> dict[str, Any]:
-    """Return a sample event's fields: those that the topic's first aggregates read, with values that they accept."""
+    """Return fields for a sample event of a topic: those that aggregations of its records read, with valid values.
+
+    Aggregations of another aggregation's results are left out.
+    """
     names = [node.name for node in topology.nodes.values() if isinstance(node, SourceNode) and node.topic == topic]
     fields: dict[str, Any] = {}
     while names:

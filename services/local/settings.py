@@ -55,7 +55,7 @@ class UpSettings(DaemonSettings):
 
 
 class GatewaySettings(ProducerServiceSettings):
-    """The one address of a local set-up."""
+    """The gateway of a local set-up: ingest, admin and dashboard at one address."""
 
     services: dict[str, str] = Field(
         default={}, description="addresses of the other services by name, for the dashboard"
@@ -66,7 +66,8 @@ class GatewaySettings(ProducerServiceSettings):
 class ConnectWorkerSettings(GuardedSettings):
     """The Connect worker of a local set-up.
 
-    With credentials, they are invalid if none of them and no setting in `connect` protects the worker's REST.
+    If `credentials` is set, something must protect the worker's REST: `auth_token`, a credential with the scope admin,
+    or in `connect` the setting `rest.auth.token` or `rest.auth.users`.
     """
 
     connect: dict[str, str] = Field(default={}, description="settings of the worker, by Kafka Connect's names")

@@ -47,7 +47,7 @@ class ServiceStuck(FatalError):
 
 
 def failing_checks(health: str) -> str:
-    """Return the details of the failing checks in a `/health` response; the response itself if it cannot be decoded.
+    """Return the details of the failing checks in a `/health` response; the response itself if it has no valid checks.
 
     >>> failing_checks('{"checks": {"tasks": {"status": "failing", "detail": "starting"}, "kafka": {"status": "ok"}}}')
     'tasks: starting'
@@ -178,7 +178,7 @@ class Service:
             return None
 
     async def stop(self) -> None:
-        """Send SIGTERM, then SIGKILL after the service's limit."""
+        """Stop the service with SIGTERM, or with SIGKILL if it has not ended after its `stop_timeout_ms`."""
         # Cleared first: `ended` must not take this end for an unexpected one.
         child = self._child
         self._child = None

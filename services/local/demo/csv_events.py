@@ -157,7 +157,7 @@ class CsvEvents:
             yield msgspec.json.encode(event)
 
     def name_rejection(self, number: int, message: str) -> str:
-        """Return an error of the ingest in the file's own terms."""
+        """Return ingest's error `message` with the row's number, and with column names in place of JSON pointers."""
         for pointer, column in ((self.plan.key[0], self._key), (self.plan.time, self._time)):
             message = message.replace(pointer, f"column {column!r}")
         return f"row {number}: {message}"

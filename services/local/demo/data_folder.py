@@ -25,8 +25,8 @@ KAFKA = "kafka"
 def fresh_folder(folder: Path) -> Iterator[Path]:
     """Yield the absolute path of the demo's data folder, emptied and locked by this demo.
 
-    The folder keeps its content at the end. Raises ConfigError if the folder cannot be used or has content that
-    no demo created, and FolderInUse if another demo or its broker uses the folder.
+    The folder keeps its content at the end. Raises ConfigError if the folder cannot be used, or if it is not empty and
+    was not created by a demo. Raises FolderInUse if another demo or its broker uses the folder.
     """
     folder = folder.absolute()
     require_a_demos(folder)
@@ -44,7 +44,7 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
 
 
 def require_a_demos(folder: Path) -> None:
-    """Raise ConfigError for a folder that cannot be read, or has content that no demo created."""
+    """Raise ConfigError for a folder that cannot be read, or that is not empty and was not created by a demo."""
     try:
         names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
     except OSError as e:

@@ -36,7 +36,7 @@ class Figures:
     compacting: bool = False
 
     def line(self) -> str:
-        """Return all figures as one line of the display."""
+        """Return the figures as text in one line, for output that is not a terminal; some are left out."""
         parts = [
             f"acknowledged {self.acknowledged:,}",
             f"processed {self.processed:,}",

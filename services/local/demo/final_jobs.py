@@ -63,7 +63,7 @@ class FinalJobs(msgspec.Struct, frozen=True):
 
 
 class Comparison(NamedTuple):
-    """The number of the batch's windows and late records, and of those that only one of the two applications has."""
+    """The number of the batch's windows and late records, and of those that only it or only the aggregator has."""
 
     batch_rows: int
     batch_differences: int

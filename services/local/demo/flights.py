@@ -142,9 +142,9 @@ def read_rows(lines: Iterable[str]) -> Iterator[FlightRow]:
 
 
 def in_order_of_departure(rows: Iterable[FlightRow], limit: int | None = None) -> list[bytes]:
-    """Sort the flights by actual departure, and return the events of the first `limit` (default: all) as lines.
+    """Sort the flights by `FlightRow.departed_ms`, and return the events of the first `limit` (default: all) as lines.
 
-    Flights of the same minute keep the order of `rows`.
+    Flights with equal times keep the order of `rows`.
     """
     return [row.encode() for row in sorted(rows, key=FlightRow.departed_ms)[:limit]]
 

@@ -1,8 +1,8 @@
 """The demo's consumer handler: keeps the notable sessions, one JSON line each, in the file that an environment
 variable names. A session is notable if it has many events or a large mean delay.
 
-Each line is appended in one write. A record that is handled again (at least once) writes the same line again.
-Readers count equal lines once.
+Each line is appended in one write. Delivery is at least once, and a record that is handled again writes the same line
+again. Readers count equal lines once.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ RESULTS_CONSUMER = ConsumerSettings(
 class Published:
     """The content of the demo's results topic.
 
-    `longest` are its longest sessions, longest first. `ends` has the offset after each partition's last record. It may
-    be lower than the partition's end, since a transaction marker may follow the last record.
+    `longest` are its longest sessions, longest first. `ends` has the offset after the last record of each partition
+    that has records. A partition's end may be higher, since a transaction marker may follow the last record.
     """
 
     longest: list[dict[str, Any]]
@@ -56,7 +56,10 @@ async def read_published_sessions(kafka: KafkaSettings, topic: str, partitions: 
 
 
 async def read_dead_letter_reasons(kafka: KafkaSettings, topic: str, partitions: int, most: int) -> list[str]:
-    """Return at most `most` different reasons, from the first dead letters of the demo's topic."""
+    """Return at most `most` different reasons in the dead-letter topic `topic`.
+
+    Stops reading after about DEAD_LETTERS_READ_MAX dead letters.
+    """
     at = [TopicPartition(topic, p) for p in range(partitions)]
     reasons: dict[str, None] = {}
     left = DEAD_LETTERS_READ_MAX

@@ -6,8 +6,9 @@
    changelog.
 4. The remaining events are sent. The scenario waits until the aggregator has committed everything and the consumer has
    handled every result.
-5. The same events go through `penstock batch`, which must produce the same windows. A Spark job without the engine's
-   window code checks the result. The number of dead letters must be that of the unfit events.
+5. The same events go through `penstock batch`, which must produce the same windows. `penstock audit` compares the
+   aggregator's windows with session windows that Spark computes. The number of dead letters must be that of the events
+   that the topology cannot accept.
 
 A Spark job takes about twenty seconds even for few events. With few events left, a compaction of the restarted
 aggregator would start too early to cover everything. In that case the restarted aggregator runs without compactions,
@@ -301,7 +302,10 @@ class Scenario:
         return self._has_compacted() and await self._records_covered_by_snapshot() > 0
 
     async def _lake_covers_everything(self) -> bool:
-        """Whether the snapshot covers everything acknowledged, and no job is running."""
+        """Whether the snapshot covers every acknowledged event, and no compaction is running.
+
+        Raises FatalError if a compaction has failed.
+        """
         if not self._has_compacted() or self._compactions[-1]["status"] == "running":
             return False
         return await self._is_covered_by_snapshot()

@@ -2,7 +2,7 @@
 
 Sans-IO. A finding states a fact and how to fix it. A `problem` loses records or stops a service; a
 `warning` may be intended. Kafka does not record whether timestamps are event times. A topic is treated as one with
-event times if the user named it, if it is a late topic, or if it has records older than its `retention.ms` or
+event times if the user named it, if its name ends in `-late`, or if it has records older than its `retention.ms` or
 `segment.ms`.
 
 >>> facts = TopicFacts("clicks", 1, {"retention.ms": "604800000"}, older={"retention.ms": 7})
@@ -143,8 +143,8 @@ def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
 def changelog_findings(topic: TopicFacts, groups: Iterable[str], bootstrap_servers: str) -> list[Finding]:
     """Return the findings on whether a changelog keeps its records.
 
-    A topic whose name ends like a changelog's may belong to another system. The finding is a problem if the user named
-    the topic, or if there is a group of the application's name. Otherwise it is a warning.
+    A topic whose name ends in `-changelog` may belong to another system. The finding is a problem if the user named the
+    topic, or if a consumer group has the topic's name without `-changelog`. Otherwise it is a warning.
     """
     wrong = [name for name in CHANGELOG_CONFIGS_REQUIRED if topic.configs.get(name) != CHANGELOG_CONFIGS[name]]
     if not wrong:

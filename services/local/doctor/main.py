@@ -3,8 +3,8 @@
 `doctor.examinations` examines Kafka with its topics, Java, the cached jars and the disks. `doctor.findings` has the
 rules that turn the facts into findings.
 
-Prints one line for each finding on standard output; problems say how to fix them. The exit status is 0
-without a problem (warnings included), 1 with one, 2 for invalid settings.
+Prints one line for each finding on standard output, with how to fix it. The exit status is 1 if a finding is a problem,
+2 for invalid settings, and else 0.
 """
 
 from __future__ import annotations
