@@ -7,6 +7,8 @@ boolean only if JSON writes each of its values as the file does, apart from trai
 1.1). If JSON writes one of its values differently (`007`, `+5`, `TRUE`), the whole column is text. Times and dates are
 always text. For a record's time and for the order of rows, a column has the type that Spark infers. Hive's partition
 folders (`carrier=UA`) add columns to those in the files. Such a column is always text: `01` for `month=01`.
+
+A column that is the key or the value is bytes or text. The text of a struct, an array or a map is its JSON.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     BooleanType,
     DataType,
@@ -32,6 +35,7 @@ from pyspark.sql.types import (
     DecimalType,
     FractionalType,
     IntegralType,
+    MapType,
     NumericType,
     StringType,
     StructField,
@@ -54,6 +58,7 @@ MS_OF = {"s": Decimal(1000), "ms": Decimal(1), "us": Decimal("0.001"), "ns": Dec
 TEMPORAL = (DateType, TimestampType, TimestampNTZType)
 DEFAULTS = {"csv": {"header": "true", "inferschema": "true"}, "parquet": {"mergeschema": "true"}}
 PLAIN = (NumericType, BooleanType)
+NESTED = (StructType, ArrayType, MapType)
 MICROSECONDS = {
     "timestampFormat": f"yyyy-MM-dd'T'HH:mm:ss[.SSSSSS][{3 * 'X'}]",  # the zone: Z, or hours and minutes
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]",
@@ -94,7 +99,10 @@ class FileRows(NamedTuple):
     folders: frozenset[str] = frozenset()
     """The columns from the names of partition folders (`carrier=UA`)."""
     written: Mapping[str, SparkColumn] = {}
-    """The text of a column in the file, for a record's key or value, by the name of a column that is not text."""
+    """The text for a record's key or value, by column: the text in the file, or a nested column's JSON.
+
+    Other columns are cast to text.
+    """
 
     def column(self, name: str) -> SparkColumn:
         """Return one of `columns`."""
@@ -403,7 +411,9 @@ def _rows_as_json(
     ]
     # In JSON files a missing field is not a null. Tables have each field in each row.
     options = {"ignoreNullFields": str(not keep_nulls).lower(), **MICROSECONDS}
-    return FileRows(rows, columns, "", F.to_json(F.struct(*fields), options).cast("binary"), found)
+    nested = [field.name for field in columns if isinstance(field.dataType, NESTED)]
+    written = {name: F.to_json(F.col(quoted(name)), options) for name in nested}
+    return FileRows(rows, columns, "", F.to_json(F.struct(*fields), options).cast("binary"), found, written=written)
 
 
 def as_written(

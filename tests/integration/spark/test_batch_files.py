@@ -184,6 +184,31 @@ def test_parquet_files_may_have_columns_of_their_own(spark: Any, tmp_path: Path)
         file_rows(spark, settings)
 
 
+def test_a_nested_column_is_a_key_or_value_as_json(spark: Any, tmp_path: Path) -> None:
+    """The key or value is the JSON that the column has in the row's JSON. A null stays null."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 123456)
+    columns = {
+        "ms": [1, 2],
+        "list": [[1, None], None],
+        "struct": pa.array([{"at": at, "x": None}, None], pa.struct([("at", pa.timestamp("us")), ("x", pa.int64())])),
+        "map": pa.array([[("a", True)], None], pa.map_(pa.string(), pa.bool_())),
+    }
+    pyarrow.parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    (tmp_path / "b.json").write_text('[{"ms":1,\n"struct":{"at":"now","x":[{"n":1}]}},{"ms":2}]')
+    parquet = {"files": str(tmp_path / "a.parquet")}
+    of_json = {"files": str(tmp_path / "b.json"), "format": "json", "reader_options": {"multiLine": "true"}}
+    struct = b'{"at":"2026-01-02T03:04:05.123456","x":null}'
+    for files, column, expected in (
+        (parquet, "list", b"[1,null]"),
+        (parquet, "struct", struct),
+        (parquet, "map", b'{"a":true}'),
+        (of_json, "struct", b'{"at":"now","x":[{"n":1}]}'),
+    ):
+        named = NAMES | files | {"timestamp_column": "ms", "key_column": column, "value_column": column}
+        rows = partitioned_rows(spark, BatchSettings.model_validate(named), 1).collect()
+        assert [(row.key, row.value) for row in rows] == [(expected, expected), (None, None)]
+
+
 def test_times_of_parquet_keep_their_microseconds(spark: Any, tmp_path: Path) -> None:
     """This includes times in nanoseconds, as pandas writes them, before and after 1970. Nanoseconds within a struct are
     rejected by name."""
