@@ -36,11 +36,14 @@ from penstock.shared.common.arrow_arrays import packed
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
     ConfigError,
+    DataError,
+    FatalError,
+    InvalidTxnState,
     KafkaTimeout,
     OffsetOutOfRange,
+    OutOfOrderSequence,
     PenstockError,
     ProducerFenced,
-    RetriableError,
     SourceOffsetsMissing,
 )
 from penstock.shared.common.log import configure
@@ -197,8 +200,9 @@ async def _run_partition_batch(options: TaskOptions, partition: int, work: Work)
     except GroupHasMembers as e:
         return TaskResult(partition, fenced=str(e))
     # 2. A live instance fenced this task, if the group has members now. Otherwise another attempt of the task has the
-    #    partition, the transaction timed out or the changelog was created again: then Spark may attempt the task again.
-    except (ProducerFenced, LogReplaced) as e:
+    #    partition, the transaction timed out, the broker lost the producer's state, or the changelog was created again:
+    #    then Spark may attempt the task again.
+    except (ProducerFenced, InvalidTxnState, OutOfOrderSequence, LogReplaced) as e:
         try:
             await require_no_members(options.kafka, group)
         except GroupHasMembers as members:
@@ -208,10 +212,8 @@ async def _run_partition_batch(options: TaskOptions, partition: int, work: Work)
     except OffsetOutOfRange as e:
         missing = SourceOffsetsMissing(f"source records were deleted while they were read: {e}")
         return TaskResult(partition, failure=TaskFailure.of(missing))
-    # 4. Any other error: Spark attempts the task again only if that can help.
-    except PenstockError as e:
-        if isinstance(e, RetriableError):
-            raise
+    # 4. Another attempt would raise the same error. After any other error Spark attempts the task again.
+    except (FatalError, DataError, ConfigError) as e:
         return TaskResult(partition, failure=TaskFailure.of(e))
 
 

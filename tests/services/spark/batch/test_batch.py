@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,7 +31,20 @@ from penstock.services.spark.batch.batch_task import (
 from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.compaction.compact import CompactionReport
 from penstock.services.spark.topic_offsets import TopicOffsets
-from penstock.shared.common.errors import ConfigError, KafkaTimeout, OffsetOutOfRange, SourceOffsetsMissing
+from penstock.shared.common.errors import (
+    ConfigError,
+    CorruptRecord,
+    DeliveryTimeout,
+    InvalidTxnState,
+    KafkaTimeout,
+    OffsetOutOfRange,
+    OutOfOrderSequence,
+    PenstockError,
+    ProducerFenced,
+    SchemaMismatch,
+    SourceOffsetsMissing,
+    TransactionAborted,
+)
 from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
@@ -198,6 +213,47 @@ async def test_source_records_are_deleted_while_a_task_reads_them(monkeypatch: p
     error = result.failure.to_error("partition 3: ")
     assert type(error) is SourceOffsetsMissing
     assert "in-3: offset 5" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_retried"),
+    [
+        (KafkaTimeout("slow"), True),
+        (DeliveryTimeout("slow"), True),
+        (TransactionAborted("aborted"), True),
+        (ProducerFenced("other attempt"), True),
+        (InvalidTxnState("expired"), True),
+        (OutOfOrderSequence("lost"), True),
+        (SchemaMismatch("other topology"), False),
+        (CorruptRecord("bytes"), False),
+        (ConfigError("wrong"), False),
+    ],
+)
+async def test_spark_retries_a_task_if_that_can_help(
+    monkeypatch: pytest.MonkeyPatch, error: PenstockError, is_retried: bool
+) -> None:
+    """A retry restores the state and has a new producer. An error that this cannot fix is the task's result."""
+
+    async def no_members(*_: object) -> None:
+        pass
+
+    async def fail(*_: object) -> None:
+        raise error
+
+    @asynccontextmanager
+    async def owned() -> AsyncIterator[None]:
+        yield
+
+    monkeypatch.setattr(batch_task, "require_no_members", no_members)
+    monkeypatch.setattr(batch_task, "PartitionBatch", lambda options, partition: SimpleNamespace(owned=owned))
+    options: Any = SimpleNamespace(kafka=KafkaSettings(), streams=SimpleNamespace(application_id="app"))
+    if is_retried:
+        with pytest.raises(type(error)):
+            await batch_task._run_partition_batch(options, 3, fail)
+    else:
+        result = await batch_task._run_partition_batch(options, 3, fail)
+        assert result.failure is not None
+        assert type(result.failure.to_error()) is type(error)
 
 
 class Polls:
