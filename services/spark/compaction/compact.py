@@ -570,8 +570,8 @@ def call_after_hook(spark: SparkSession, name: str, folder: str) -> None:
     `tables` has the DataFrames `closed/<store>`, `late/<store>` and `live/<store>` of each windowed store. Raises
     ConfigError if there is no such function or it raises ConfigError, and AfterHookFailed for any other error.
     """
-    function: Any = load_function(name, "after")
     try:
+        function: Any = load_function(name, "after")
         function(spark, LakeTables(spark, folder).frames())
     # It ends the job with the exit status of invalid settings.
     except ConfigError:

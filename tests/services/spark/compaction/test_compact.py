@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from penstock.services.spark.compaction import delta_writer
 from penstock.services.spark.compaction.compact import (
     REWRITE_ROWS_MIN,
+    AfterHookFailed,
     CompactionJob,
     CompactionPlan,
     bounded_ranges,
+    call_after_hook,
     is_rewrite_due,
     offsets_to_delete,
     spread_over_tasks,
@@ -271,3 +273,13 @@ def test_partitions_of_different_topologies_are_rejected(other: tuple[StoreSchem
     for newest, written in (({0: known(WIDER)}, [moved(1, *other)]), ({1: known(*other)}, [moved(0, WIDER)])):
         with pytest.raises(SchemaMismatch, match=message):
             widest_stores(newest, written)
+
+
+@pytest.mark.parametrize("text", ["import os\nos.environ['no_such_variable']\n", "def hook(:\n"])
+def test_a_hook_whose_module_raises_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """The import of the hook's module is part of the hook, so its error is one of the hook."""
+    (tmp_path / "raising_hook_of_test_compact.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spark: Any = None
+    with pytest.raises(AfterHookFailed, match=r"raising_hook_of_test_compact:hook: (KeyError|SyntaxError)"):
+        call_after_hook(spark, "raising_hook_of_test_compact:hook", "lake")
