@@ -155,15 +155,3 @@ def audit_exit_status(report: AuditReport) -> int:
 def _print_to_stderr(text: str, status: int = ExitStatus.OK) -> int:
     print(text, file=sys.stderr, flush=True)
     return status
-
-
-def main(arguments: list[str]) -> int:
-    """`python -m penstock.services.spark.main compact|batch|audit …`."""
-    commands = {"compact": compact_main, "batch": batch_main, "audit": audit_main}
-    if not arguments or arguments[0] not in commands:
-        return _print_to_stderr(f"usage: {'|'.join(commands)} [flags]; --help lists them", ExitStatus.WRONG_SETTING)
-    return commands[arguments[0]](arguments[1:])
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
