@@ -174,8 +174,8 @@ class CompactionJob:
         settings = self.settings
         # `state` is opened first, because a compaction commits it last. If another job commits meanwhile, the other
         # tables are then as new or newer, and no rows seem to be missing in them.
-        names = (STATE, *(f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._list_table_stores(kind)))
-        opened = {name: delta_tables.open_table(self.path(name), self.options) for name in names}
+        paths = {STATE: self.path(STATE), **self._closed_and_late_paths()}
+        opened = {name: delta_tables.open_table(path, self.options) for name, path in paths.items()}
         tables = {name: table for name, table in opened.items() if table is not None}
         rows = {} if STATE not in tables else progress_rows(tables[STATE])
         newest = {partition: of[0] for partition, of in rows.items()}
@@ -191,9 +191,6 @@ class CompactionJob:
         return CompactionPlan(
             offsets, newest, tables, bounded_ranges(begins, newest, positions, offsets, settings.changelog_records_max)
         )
-
-    def _list_table_stores(self, kind: str) -> list[str]:
-        return table_stores(self.path(kind), self.options)
 
     def _require_same_changelog(self, table: str, topic_id: str, offsets: TopicOffsets) -> None:
         # A topic that was created again begins at offset 0. Its records would count as covered, and rows of both
@@ -403,8 +400,8 @@ class CompactionJob:
 
     def _closed_and_late_paths(self) -> dict[str, str]:
         """Return the paths of the `closed` and `late` tables by name."""
-        names = [f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._list_table_stores(kind)]
-        return {name: self.path(name) for name in names}
+        stores = {kind: table_stores(self.path(kind), self.options) for kind in (CLOSED, LATE)}
+        return {f"{kind}/{store}": self.path(f"{kind}/{store}") for kind, of in stores.items() for store in of}
 
     def _rewrite_due_partitions(self, plan: CompactionPlan) -> int:
         """Rewrite the partitions of `state` for which a rewrite is due. Returns their number."""
