@@ -82,10 +82,11 @@ def read_topic(
     if not ranges:
         return empty(spark, schema)
     reader = spark.read.format("kafka")
-    for name, value in _read_properties(kafka).items():
+    for name, value in java_client_properties(kafka).items():
         reader = reader.option(f"kafka.{name}", value)
     frame = (
         reader.option("kafka.isolation.level", "read_committed")
+        .option("kafka.fetch.max.wait.ms", FETCH_WAIT_MS)
         .option("assign", json.dumps({topic: sorted(ranges)}))
         .option("startingOffsets", json.dumps({topic: {str(p): first for p, (first, _) in ranges.items()}}))
         .option("endingOffsets", json.dumps({topic: {str(p): last for p, (_, last) in ranges.items()}}))
@@ -106,7 +107,3 @@ def count_records(
     if all(start[p] >= end[p] for p in start):
         return 0
     return int(read_topic(spark, kafka, topic, start, end).count())
-
-
-def _read_properties(kafka: KafkaSettings) -> dict[str, str]:
-    return java_client_properties(kafka) | {"fetch.max.wait.ms": str(FETCH_WAIT_MS)}
