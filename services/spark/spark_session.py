@@ -395,18 +395,15 @@ def scratch_folder(root: Path | None = None) -> Iterator[str]:
             lock.release()
 
 
-def remove_abandoned(root: Path) -> list[Path]:
-    """Remove the scratch folders of jobs that were killed. Returns those folders."""
-    removed = []
+def remove_abandoned(root: Path) -> None:
+    """Remove the scratch folders of jobs that were killed."""
     for folder in root.glob(f"{SCRATCH_PREFIX}*"):
         lock = FileLock(folder / SCRATCH_LOCK)
         with suppress(OSError):
             # The folder may belong to another user.
             if not folder.is_symlink() and (folder / SCRATCH_LOCK).is_file() and lock.try_acquire():
                 shutil.rmtree(folder, ignore_errors=True)
-                removed.append(folder)
         lock.release()
-    return removed
 
 
 # --- S3 ---
