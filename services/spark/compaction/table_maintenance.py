@@ -213,7 +213,7 @@ def is_vacuum_due(history: Iterable[dict[str, Any]], every: int) -> bool:
 # --- operations on a table ---
 
 
-def optimize(table: DeltaTable, kind: str, options: Mapping[str, str] | None = None) -> int:
+def optimize(table: DeltaTable, kind: str, options: Mapping[str, str]) -> int:
     """Merge the small files of a `closed` or `late` table. Returns how many files were merged into others.
 
     Files that are neighbours in time are merged, and the rows of each new file are sorted by time. So readers can still
@@ -221,7 +221,7 @@ def optimize(table: DeltaTable, kind: str, options: Mapping[str, str] | None = N
     """
     time_column = TIMES[kind]
     schema = pa.schema(table.schema().to_arrow())
-    files = DeltaFiles(table.table_uri, options or {}, INDEXED[kind])
+    files = DeltaFiles(table.table_uri, options, INDEXED[kind])
     now_ms = int(time.time() * 1000)
     added = list[DataFile]()
     removed = list[RemoveAction]()

@@ -206,7 +206,7 @@ def test_windows_that_retention_deleted_are_not_missing(tables_of: Callable[[], 
     of.compact(delete_covered=True)
     for before_ms in (1, 2_000_000_000_000):
         table_maintenance.delete_expired_rows(of.table(CLOSED), "window_end", before_ms)
-        table_maintenance.optimize(of.table(CLOSED), "closed")
+        table_maintenance.optimize(of.table(CLOSED), "closed", {})
         table_maintenance.vacuum(of.table(CLOSED), 24)
     assert delta_tables.rows(of.table(CLOSED), "SELECT * FROM t") == []
     before = table_positions(of.table(CLOSED))

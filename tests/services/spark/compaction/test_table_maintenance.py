@@ -182,7 +182,7 @@ def test_optimize_merges_small_files_ordered_by_time(tmp_path: Path) -> None:
     uri = str(tmp_path / "closed")
     for hours in ([5, 9], [1, 7], [3]):
         append(uri, *hours)
-    assert optimize(DeltaTable(uri), "closed") == 3
+    assert optimize(DeltaTable(uri), "closed", {}) == 3
     assert list(hours_of(uri).values()) == [[1, 3, 5, 7, 9]]
     table = DeltaTable(uri)
     assert table_positions(table) == POSITIONS
@@ -217,7 +217,7 @@ def test_optimize_merges_neighbours_in_time(tmp_path: Path, monkeypatch: pytest.
         append(uri, hour)
     size = max(Path(path).stat().st_size for path in DeltaTable(uri).file_uris())
     monkeypatch.setattr(table_maintenance, "FILE_BYTES", 2 * size)
-    assert optimize(DeltaTable(uri), "closed") == 4
+    assert optimize(DeltaTable(uri), "closed", {}) == 4
     assert sorted(hours_of(uri).values()) == [[1, 3], [100, 102]]
 
 
@@ -226,7 +226,7 @@ def test_optimize_fills_columns_that_older_files_lack(tmp_path: Path) -> None:
     uri = str(tmp_path / "closed")
     append(uri, 1)
     append(uri, 2, schema=CLOSED_ROWS.append(pa.field("total", pa.float64())))
-    assert optimize(DeltaTable(uri), "closed") == 2
+    assert optimize(DeltaTable(uri), "closed", {}) == 2
     rows = DeltaTable(uri).to_pyarrow_table().to_pylist()
     assert [(row["n"], row["total"]) for row in rows] == [(1, None), (2, None)]
 
@@ -256,7 +256,7 @@ def test_of_two_jobs_that_optimize_one_commits(tmp_path: Path) -> None:
     table = DeltaTable(uri)
     append(uri, 3)
     with pytest.raises(CompactionConflict):
-        optimize(table, "closed")
+        optimize(table, "closed", {})
     assert sorted(row["n"] for row in DeltaTable(uri).to_pyarrow_table().to_pylist()) == [0, 1, 2, 3]
 
 
