@@ -21,11 +21,10 @@ from penstock.api.http.status_codes import NOT_FOUND, UNSUPPORTED_MEDIA_TYPE
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import properties_from_json
-from penstock.shared.connect.runtime.states import INITIAL_STATES, TargetState
+from penstock.shared.connect.runtime.states import CREATE_FIELDS, INITIAL_STATES, TargetState
 
 SLASH = "\x00"
 """Replaces, in a path's segment, a slash that was written as %2F."""
-CREATE_FIELDS = ("name", "config", "initial_state")
 
 WHILE_STARTING = frozenset({"/", "/metrics"})
 

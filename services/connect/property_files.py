@@ -10,7 +10,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import parse_properties, properties_from_json
-from penstock.shared.connect.runtime.states import INITIAL_STATES
+from penstock.shared.connect.runtime.states import CREATE_FIELDS, INITIAL_STATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +54,18 @@ def _read_json(text: str) -> ConnectorFile:
         raise ConfigError(f"not JSON: {e}") from None
     if not isinstance(document, dict):
         raise ConfigError("must be a JSON object")
-    config = document.get("config", document)
-    if not isinstance(config, dict):
-        raise ConfigError("'config' must be a JSON object")
-    initial_state = None
-    if "config" in document:
-        initial_state = _parse_initial_state(document.get("initial_state"))
-        if "name" in document:
-            config = {"name": document["name"], **config}
+    body = document if "config" in document else {"config": document}
+    if unknown := [field for field in body if field not in CREATE_FIELDS]:
+        raise ConfigError(f"unknown field {unknown[0]!r}; known are {', '.join(CREATE_FIELDS)}")
+    initial_state = _parse_initial_state(body.get("initial_state"))
     try:
-        return ConnectorFile(properties_from_json(config, "config"), initial_state)
+        name = properties_from_json({"name": body.get("name")}, "file")
+        config = name | properties_from_json(body["config"], "config")
     except BadRequest as e:
         raise ConfigError(str(e)) from None
+    if name and name["name"] != config["name"]:
+        raise ConfigError(f"'name' is {name['name']!r}, but the config has the name {config['name']!r}")
+    return ConnectorFile(config, initial_state)
 
 
 def _parse_initial_state(value: Any) -> str | None:

@@ -39,6 +39,8 @@ class TargetState(Enum):
     STOPPED = "STOPPED"
 
 
+CREATE_FIELDS = ("name", "config", "initial_state")
+"""The fields of a request to create a connector, and of a JSON file with such a request."""
 INITIAL_STATES = {"RUNNING": TargetState.STARTED, "PAUSED": TargetState.PAUSED, "STOPPED": TargetState.STOPPED}
 """The target state of a new connector by the `initial_state` of the request to create it (KIP-980)."""
 

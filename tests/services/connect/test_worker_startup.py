@@ -181,6 +181,22 @@ def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
             read_connector_file(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('{"name": "copy", "config": {"name": "orders"}}', "copy"),
+        ('{"name": "c", "config": {}, "initialState": "STOPPED"}', "initialState"),
+    ],
+)
+def test_a_connector_file_with_two_names_or_an_unknown_field_is_rejected(tmp_path: Path, text: str, field: str) -> None:
+    """A name that differs from the one in the config, and a field that REST rejects too, are a ConfigError that says
+    which."""
+    file = tmp_path / "c.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=field):
+        read_connector_file(file)
+
+
 def test_misspelled_settings_are_reported(worker: Path) -> None:
     """A misspelled setting is reported with a suggestion; settings with the prefix of a
     converter, provider, client or storage topic are not reported.
