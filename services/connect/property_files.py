@@ -21,14 +21,6 @@ class ConnectorFile:
     initial_state: str | None = None
 
 
-def read_properties(path: Path) -> dict[str, str]:
-    """Read the settings in a properties file, or the config in a connector's JSON file.
-
-    Raises ConfigError, which names the path, if the file cannot be read or is invalid.
-    """
-    return read_connector_file(path).config
-
-
 def read_connector_file(path: Path) -> ConnectorFile:
     """Read a connector's properties file, or its JSON file.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from penstock.services.connect.property_files import ConnectorFile, read_connector_file, read_properties
+from penstock.services.connect.property_files import ConnectorFile, read_connector_file
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import nearest
 from penstock.shared.common.settings import LogSettings
@@ -54,7 +54,7 @@ def read_command_line(mode: Mode, arguments: Sequence[str]) -> CommandLine:
     if mode == "distributed" and len(files) > 1:
         raise ConfigError("a distributed worker does not accept connectors on the command line; create them over REST")
     log = {name.removeprefix("log."): flags.pop(name) for name in LOG_FLAGS if name in flags}
-    props = read_properties(files[0]) | flags
+    props = read_connector_file(files[0]).config | flags
     add_to_search_path()
     config = _resolved_worker_config(DistributedConfig if mode == "distributed" else StandaloneConfig, props)
     connectors = {path: read_connector_file(path) for path in files[1:]}

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.api.connect.routes import StartingApp
 from penstock.services.connect.daemon import KAFKA_UNREACHABLE, PORT_IN_USE, ConnectDaemon
 from penstock.services.connect.main import main
-from penstock.services.connect.property_files import ConnectorFile, read_connector_file, read_properties
+from penstock.services.connect.property_files import ConnectorFile, read_connector_file
 from penstock.services.connect.rest_server import guarded_rest_app, is_rest_open, rest_listener, worker_id_of
 from penstock.services.connect.worker_command_line import CommandLine, Mode, misspelled_settings, read_command_line
 from penstock.services.exit_status import ExitStatus, StartFailed
@@ -146,11 +146,11 @@ def test_values_in_json_are_converted_as_by_rest(tmp_path: Path) -> None:
     """Null is no value, numbers and booleans become text, and lists and objects are a ConfigError."""
     file = tmp_path / "c.json"
     file.write_text('{"name": "c", "config": {"topics.regex": null, "tasks.max": 2, "auto.create": true, "x": 1.5}}')
-    assert read_properties(file) == {"name": "c", "tasks.max": "2", "auto.create": "true", "x": "1.5"}
+    assert read_connector_file(file).config == {"name": "c", "tasks.max": "2", "auto.create": "true", "x": "1.5"}
     for value in ('["t"]', '{"a": 1}'):
         file.write_text(f'{{"name": "c", "topics": {value}}}')
         with pytest.raises(ConfigError, match=r"c\.json.*'topics'"):
-            read_properties(file)
+            read_connector_file(file)
 
 
 def test_two_escapes_may_be_one_character(tmp_path: Path) -> None:
@@ -159,10 +159,10 @@ def test_two_escapes_may_be_one_character(tmp_path: Path) -> None:
     """
     file = tmp_path / "c.properties"
     file.write_text("password=a\\ud83d\\ude00\\u00e9\n")
-    assert read_properties(file) == {"password": "a\U0001f600é"}
+    assert read_connector_file(file).config == {"password": "a\U0001f600é"}
     file.write_text("password=a\\ud83d\n")
     with pytest.raises(ConfigError, match=r"c\.properties"):
-        read_properties(file)
+        read_connector_file(file)
 
 
 def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
