@@ -20,6 +20,7 @@ from penstock.shared.common import metrics
 from penstock.shared.common.errors import AuthorizationFailed, GroupNotFound, PenstockError, RetriableError
 from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import decode_json
+from penstock.shared.connect.redaction import without_passwords
 
 GROUPS_MAX = 50
 """The most groups in the overview, those with members first. Each costs several requests to Kafka."""
@@ -53,10 +54,11 @@ class HttpSource:
     def __init__(self, name: str, url: str, client: httpx.AsyncClient) -> None:
         self.name = name
         self._url = url
+        self._shown_url = without_passwords(url)
         self._client = client
 
     def __repr__(self) -> str:
-        return f"HttpSource({self.name}, {self._url})"
+        return f"HttpSource({self.name}, {self._shown_url})"
 
     async def check(self) -> CheckResult:
         """Return the service's own `/health` as one check."""
@@ -64,7 +66,7 @@ class HttpSource:
             body = decode_json((await self._client.get(f"{self._url}/health")).content)
             return CheckResult(body["status"] in HEALTHY_STATUSES, describe_failing_checks(checks_of(body)))
         except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as e:
-            return CheckResult(False, f"{self._url} does not answer: {type(e).__name__}: {e}".rstrip(": "))
+            return CheckResult(False, f"{self._shown_url} does not answer: {type(e).__name__}: {e}".rstrip(": "))
 
     async def sample(self) -> ServiceSample:
         try:
@@ -77,7 +79,7 @@ class HttpSource:
             state = decode_json(streams.content, StreamsState) if streams.status_code == httpx.codes.OK else None
             return ServiceSample(
                 name=self.name,
-                url=self._url,
+                url=self._shown_url,
                 status=status,
                 detail=describe_failing_checks(checks),
                 checks=checks,
@@ -86,7 +88,7 @@ class HttpSource:
             )
         except Exception as e:
             # The address may be that of any server, and Prometheus' parser raises many errors for malformed text.
-            return ServiceSample(self.name, self._url, "unreachable", f"{type(e).__name__}: {e}".rstrip(": "))
+            return ServiceSample(self.name, self._shown_url, "unreachable", f"{type(e).__name__}: {e}".rstrip(": "))
 
 
 class LocalSource:

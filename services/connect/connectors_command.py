@@ -25,6 +25,7 @@ from penstock.services.terminal_tables import plain
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
+from penstock.shared.connect.redaction import without_passwords
 
 DEFAULT_URL = "http://127.0.0.1:8083"
 URL_VARIABLE = "PENSTOCK_CONNECT_URL"
@@ -211,7 +212,7 @@ def _request_worker(method: str, path: str, url: str | None, body: Any = None) -
         ) as client:
             response = client.request(method, f"{base}{path}", json=body)
     except (httpx.HTTPError, httpx.InvalidURL) as e:
-        raise ConnectRestError(f"{base}: {type(e).__name__}: {e}".rstrip(": ")) from None
+        raise ConnectRestError(f"{without_passwords(base)}: {type(e).__name__}: {e}".rstrip(": ")) from None
     decoded = _decode_response_body(response)
     if not response.is_success:
         message = decoded.get("message") if isinstance(decoded, dict) else None

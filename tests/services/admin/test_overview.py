@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,24 @@ async def test_an_invalid_service_is_unreachable_beside_the_others(url: str, con
     assert overview["services"][0]["detail"]
     assert overview["ingest"]["stored"] == 7
     assert [task["partition"] for task in overview["streams"]["tasks"]] == [0]
+
+
+async def test_a_password_in_an_address_is_sent_but_not_shown() -> None:
+    """A request has the credentials in the service's address. The samples, the check and the `repr` hide the password,
+    also if the service does not answer.
+    """
+    sent = set()
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        sent.add(request.headers["Authorization"])
+        return httpx.Response(502)
+
+    source = HttpSource("a", "http://ann:s3cret@a", httpx.AsyncClient(transport=httpx.MockTransport(handle)))
+    valid = HttpSource("a", "http://ann:s3cret@a", service())
+    for shown in (await valid.sample(), await source.sample(), await source.check(), source):
+        assert "http://ann:[hidden]@a" in repr(shown)
+        assert "s3cret" not in repr(shown)
+    assert sent == {"Basic " + base64.b64encode(b"ann:s3cret").decode()}
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "1e300"])

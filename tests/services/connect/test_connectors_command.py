@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 from pathlib import Path
 
 import httpx
@@ -73,6 +74,14 @@ async def test_a_redirect_is_an_error(command: list[str], capsys: pytest.Capture
     async with serving(lambda _: (308, {"Location": "https://connect.example/"}, b"")) as server:
         assert await asyncio.to_thread(main, [*command, "--url", server.url]) == 1
     assert "308: redirects to https://connect.example/" in capsys.readouterr().err
+
+
+def test_an_error_does_not_show_the_password_of_the_address(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error of a worker that does not respond has its address without the password."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    assert main(["list", "--url", f"http://ann:s3cret@127.0.0.1:{port}"]) == 1
+    assert f"http://ann:[hidden]@127.0.0.1:{port}: ConnectError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--include-tasks", "--only-failed"])
