@@ -49,7 +49,7 @@ class Source(Protocol):
 
 
 class HttpSource:
-    """A service in another process, by its `/health`, `/metrics` and, if it has it, `/v1/streams`."""
+    """A service in another process, by its `/health` and, if it has them, its `/metrics` and `/v1/streams`."""
 
     def __init__(self, name: str, url: str, client: httpx.AsyncClient) -> None:
         self.name = name
@@ -74,7 +74,8 @@ class HttpSource:
             body = decode_json(health.content)
             checks = checks_of(body)
             status = "ok" if body["status"] in HEALTHY_STATUSES else str(body["status"])
-            totals = sum_metrics((await self._client.get(f"{self._url}/metrics")).text)
+            exposition = await self._client.get(f"{self._url}/metrics")
+            totals = sum_metrics(exposition.text) if exposition.status_code == httpx.codes.OK else {}
             streams = await self._client.get(f"{self._url}/v1/streams")
             state = decode_json(streams.content, StreamsState) if streams.status_code == httpx.codes.OK else None
             return ServiceSample(

@@ -104,6 +104,19 @@ async def test_a_connect_worker_is_a_service_too() -> None:
         )
 
 
+async def test_a_worker_of_apache_kafka_is_sampled_without_metrics() -> None:
+    """A 404 of the metrics route is no error: a worker of Apache Kafka has none over HTTP."""
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/health":
+            return httpx.Response(200, json={"status": "healthy", "message": "Worker has completed startup."})
+        return httpx.Response(404, json={"error_code": 404, "message": "HTTP 404 Not Found"})
+
+    worker = httpx.AsyncClient(transport=httpx.MockTransport(handle))
+    sample = await HttpSource("connect", "http://c", worker).sample()
+    assert (sample.status, list(sample.checks), sample.metrics) == ("ok", ["worker"], {})
+
+
 async def test_a_service_without_streams_has_none() -> None:
     """A 404 of the streams route is no error: the sample has no streams."""
     sample = await HttpSource("consumer", "http://c", client(create_health_app("consumer", {}, registry()))).sample()
