@@ -47,7 +47,9 @@ _TABLE: tuple[tuple[Cause, re.Pattern[str]], ...] = tuple(
     )
 )
 _LOG_LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (\w+) ")
-_TROUBLE = re.compile(r"Exception|Error\b|^Caused by|insufficient memory|Unrecognized VM option")
+_TROUBLE = re.compile(
+    r"Exception|Error\b|^Caused by|Could not reserve enough space|insufficient memory|Unrecognized VM option"
+)
 _NOISE = re.compile(r"^\s+at |^\s*\.\.\. \d+ more")
 
 

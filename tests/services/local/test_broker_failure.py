@@ -41,6 +41,10 @@ CHECKPOINT = [
 META = ["java.lang.RuntimeException: Error: node ID not found in log"]
 NODE = ["java.lang.RuntimeException: Stored node id 7 doesn't match previous node id 1 in log/meta.properties."]
 MEMORY = ["# There is insufficient memory for the Java Runtime Environment to continue."]
+HEAP = [
+    "Error occurred during initialization of VM",
+    "Could not reserve enough space for 104857600KB object heap",
+]
 PROPERTY = [
     "org.apache.kafka.common.config.ConfigException: Invalid value many for configuration num.io.threads: Not a number"
 ]
@@ -62,6 +66,7 @@ QUIET = [
         (META, Cause.CORRUPT),
         (NODE, Cause.CORRUPT),
         (MEMORY, Cause.NO_MEMORY),
+        (HEAP, Cause.NO_MEMORY),
         (PROPERTY, Cause.WRONG_PROPERTY),
         (OPTION, Cause.WRONG_PROPERTY),
         (DENIED, Cause.NOT_WRITABLE),
@@ -77,6 +82,7 @@ def test_cause_is_read_from_the_log(lines: list[str], cause: Cause | None) -> No
 def test_only_meaningful_lines_are_shown() -> None:
     """Stack frames and INFO lines are left out if there are others."""
     assert meaningful([*QUIET, *PORT]) == [PORT[0], PORT[1], PORT[3]]
+    assert meaningful([*QUIET, *HEAP]) == HEAP
 
 
 def test_without_errors_the_last_lines_are_shown() -> None:
