@@ -1,7 +1,8 @@
 """Aggregations that collect the values of a field up to a limit: all of them, or each value once.
 
 Collected values are in order of arrival. When two sessions are merged, the values of the earlier session come first.
-Values are kept as plain JSON: a struct is a dict at once. None is skipped.
+Values are kept as plain JSON: a struct is a dict at once. None is skipped. A value that is NaN or infinite is restored
+as NaN.
 
 >>> pages = CollectList("page", limit=2).bind(dict)
 >>> state = pages.initial()
@@ -13,6 +14,7 @@ Values are kept as plain JSON: a struct is a dict at once. None is skipped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,7 +62,9 @@ class _Collect(OfField[Collected]):
         return (msgspec.json.encode(state[0]), state[1])
 
     def from_columns(self, columns: Sequence[Any]) -> Collected:
-        return (tuple(_decode(columns[0], type=list)), int(columns[1]))
+        # None is no value, so `null` is a number that JSON lacks.
+        values = (math.nan if value is None else value for value in _decode(columns[0], type=list))
+        return (tuple(values), int(columns[1]))
 
     def result(self, state: Collected) -> list[Any]:
         return list(state[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime
@@ -587,6 +588,16 @@ def test_a_set_keeps_each_value_once() -> None:
         CollectSet("x", limit=4), *((0, v) for v in (1, True, {"a": 1, "b": 2}, 1, {"b": 2, "a": 1}, "s", "t"))
     )
     assert (CollectSet("x").result(state), state[1]) == ([1, True, {"a": 1, "b": 2}, "s"], 7)
+
+
+@pytest.mark.parametrize("make", [CollectList, CollectSet])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_collected_number_that_json_lacks_is_restored_as_nan(make: Any, number: float) -> None:
+    """NaN and the infinities are values, and None is skipped. So a restored collection has NaN, and no None."""
+    aggregation = make("x")
+    state = fold_at(aggregation, (0, number), (1, None), (2, 7))
+    first, second = aggregation.result(aggregation.from_columns(aggregation.to_columns(state)))
+    assert (math.isnan(first), second) == (True, 7)
 
 
 @pytest.mark.parametrize("make", [CollectList, CollectSet])
