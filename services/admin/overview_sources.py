@@ -95,12 +95,7 @@ class HttpSource:
 class LocalSource:
     """A part of this process, sampled without HTTP."""
 
-    def __init__(
-        self,
-        name: str,
-        checks: Mapping[str, Check],
-        registry: CollectorRegistry | None = None,
-    ) -> None:
+    def __init__(self, name: str, checks: Mapping[str, Check], registry: CollectorRegistry) -> None:
         self._name = name
         self._checks = checks
         self._registry = registry
@@ -110,14 +105,13 @@ class LocalSource:
 
     async def sample(self) -> ServiceSample:
         health = health_body(self._name, await run_checks(self._checks))
-        totals = {} if self._registry is None else sum_metrics(metrics.render(self._registry).decode())
         return ServiceSample(
             name=self._name,
             url="",
             status=health["status"],
             detail=describe_failing_checks(health["checks"]),
             checks=health["checks"],
-            metrics=totals,
+            metrics=sum_metrics(metrics.render(self._registry).decode()),
             streams=None,
         )
 
