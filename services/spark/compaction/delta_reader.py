@@ -63,19 +63,21 @@ def _decode_commit_metadata(text: str | None) -> dict[str, Any]:
 
 
 def table_positions(table: DeltaTable) -> dict[str, Any] | None:
-    """Read a table's `topic_id` and `positions`, at which a compaction continues, from the newest commit that has them.
+    """Read a table's `topic_id` and `positions`, at which a compaction continues.
 
-    Only table maintenance, deletions and updates (HARMLESS) may follow that commit. Otherwise returns None, also if
-    none of the last VERSIONS_MAX commits has positions.
+    They are those of the newest commit that is not table maintenance, a deletion or an update (HARMLESS), or None if it
+    has no positions. If the last VERSIONS_MAX commits are all HARMLESS, they are the newest positions among these.
     """
     for limit in (VERSIONS_READ_FIRST, VERSIONS_MAX):
+        repeated = None
         for commit in commit_history(table, limit):
-            if "positions" in commit:
-                return {name: commit[name] for name in ("topic_id", "positions")}
-            # Any other operation may have added or removed rows, so older positions may be wrong.
+            found = {name: commit[name] for name in ("topic_id", "positions")} if "positions" in commit else None
+            # It may have added or removed rows. So if it has no positions, those of older commits may be wrong.
             if commit["operation"] not in HARMLESS:
-                return None
-    return None
+                return found
+            # deltalake may commit maintenance after another job's append, with the positions from before the append.
+            repeated = repeated or found
+    return repeated
 
 
 def progress_rows(state: DeltaTable) -> dict[int, list[dict[str, Any]]]:

@@ -298,7 +298,10 @@ def vacuum(table: DeltaTable, retention_hours: int) -> None:
 
 
 def _position_metadata(table: DeltaTable) -> CommitProperties:
-    """Return the metadata of a maintenance commit, which repeats the table's positions."""
+    """Return the metadata of a maintenance commit.
+
+    It repeats the table's positions, because the commit of the last compaction may no longer be found in the log.
+    """
     return CommitProperties(custom_metadata=delta_writer.commit_metadata(table_positions(table)))
 
 

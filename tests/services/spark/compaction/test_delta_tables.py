@@ -272,6 +272,27 @@ def test_positions_are_those_of_the_newest_compaction(tmp_path: Path) -> None:
     assert table_positions(newest(uri)) is None
 
 
+def test_positions_of_maintenance_count_only_without_those_of_a_compaction(tmp_path: Path) -> None:
+    """Maintenance repeats the positions that it read. A compaction that commits meanwhile has newer ones.
+
+    Once the log no longer has the compaction, the newest repeated positions count.
+    """
+    uri = str(tmp_path / "t")
+    made(uri)
+    for at in (4, 9):
+        delta_writer.commit(newest(uri), [], [], {"topic_id": "id", "positions": {"0": at}})
+    repeated = {at: {"topic_id": "id", "positions": {"0": at}} for at in (4, 9)}
+    for operation in ("VACUUM START", "VACUUM END", "UPDATE", "SET TBLPROPERTIES", "OPTIMIZE"):
+        write_version(uri, operation, json.dumps(repeated[4]))
+        assert table_positions(newest(uri)) == repeated[9]
+    write_version(uri, "DELETE", json.dumps(repeated[9]))
+    write_version(uri, "DELETE")
+    newest(uri).create_checkpoint()
+    for version in range(3):
+        (Path(uri) / "_delta_log" / f"{version:020}.json").unlink()
+    assert table_positions(newest(uri)) == repeated[9]
+
+
 def test_commit_kinds_of_other_writers(tmp_path: Path) -> None:
     """A commit of another writer has no metadata, or other metadata."""
     uri = str(tmp_path / "t")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from penstock.services.spark.compaction.delta_writer import CompactionConflict
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.compaction.table_maintenance import (
     TableMaintenance,
+    delete_expired_rows,
     is_optimize_due,
     is_vacuum_due,
     optimize,
@@ -154,7 +155,7 @@ CLOSED_ROWS = pa.schema(
 POSITIONS = {"topic_id": "id", "positions": {"0": 99}}
 
 
-def append(uri: str, *hours: int, schema: pa.Schema = CLOSED_ROWS) -> None:
+def append(uri: str, *hours: int, schema: pa.Schema = CLOSED_ROWS, positions: dict[str, Any] = POSITIONS) -> None:
     """Append a file with one row for each window that begins at that hour."""
     columns = {
         "key": pa.array([f"k{hour}" for hour in hours]),
@@ -165,7 +166,7 @@ def append(uri: str, *hours: int, schema: pa.Schema = CLOSED_ROWS) -> None:
     rows = pa.table([columns.get(f.name, pa.nulls(len(hours), f.type)) for f in schema], schema=schema)
     delta_writer.ensure_table(opened(uri), uri, {}, schema, ["window_start"], is_partitioned=False)
     file = delta_writer.DeltaFiles(uri, {}, ["window_start"]).write(rows.to_batches())
-    delta_writer.commit(DeltaTable(uri), [file], [], {"kind": "compaction", **POSITIONS})
+    delta_writer.commit(DeltaTable(uri), [file], [], {"kind": "compaction", **positions})
 
 
 def opened(uri: str) -> DeltaTable | None:
@@ -258,6 +259,45 @@ def test_of_two_jobs_that_optimize_one_commits(tmp_path: Path) -> None:
     with pytest.raises(CompactionConflict):
         optimize(table, "closed", {})
     assert sorted(row["n"] for row in DeltaTable(uri).to_pyarrow_table().to_pylist()) == [0, 1, 2, 3]
+
+
+# --- two jobs at once ---
+
+
+class OvertakenTable(DeltaTable):
+    """A table to which another job appends after this job has read its positions, and before it commits."""
+
+    def vacuum(self, *args: Any, **options: Any) -> list[str]:
+        append(self.table_uri, 9, positions=LATER)
+        return super().vacuum(*args, **options)
+
+    def delete(self, *args: Any, **options: Any) -> dict[str, Any]:
+        append(self.table_uri, 9, positions=LATER)
+        return super().delete(*args, **options)
+
+
+LATER = {"topic_id": "id", "positions": {"0": 120}}
+
+
+@pytest.mark.parametrize(
+    "maintain",
+    [
+        lambda table: vacuum(table, 0),
+        lambda table: delete_expired_rows(table, "window_start", 2 * HOUR_MICROS // 1_000),
+    ],
+    ids=["VACUUM", "DELETE"],
+)
+def test_positions_are_kept_if_maintenance_overlaps_an_append(
+    tmp_path: Path, maintain: Callable[[DeltaTable], object]
+) -> None:
+    """Maintenance commits after the append, with the positions before it. The positions of the append count."""
+    uri = str(tmp_path / "closed")
+    append(uri, 1, 5)
+    append(uri, 7)
+    DeltaTable(uri).delete("n = 7")
+    maintain(OvertakenTable(uri))
+    assert json.loads(DeltaTable(uri).history(1)[0]["userMetadata"]) == POSITIONS
+    assert table_positions(DeltaTable(uri)) == LATER
 
 
 # --- VACUUM ---
