@@ -287,7 +287,7 @@ class TopologyTestDriver:
         self.changelog.append((None, encode_takeover(task.epoch, takeover)))
         if self._local is not None:
             reader.feed_record(len(self.changelog) - 1, *self.changelog[-1])
-            write_restored_rows(reader, self._local, None)
+            write_restored_rows(reader, self._local, None, schemas)
         task.initialize(self.clock.now_ms())
         self.task = task
         self._inputs = TaskInputs(task, self.topology)

@@ -183,7 +183,7 @@ class PartitionRestore:
     def write(self) -> None:
         """Write the restored state to disk, if the state is kept there."""
         if self.task.local is not None:
-            write_restored_rows(self.reader, self.task.local, self.topic_id)
+            write_restored_rows(self.reader, self.task.local, self.topic_id, self.task.schemas)
 
     def finish(self, epoch: int) -> None:
         """Finish the restore: the task continues from the last progress record, as the owner of `epoch`."""

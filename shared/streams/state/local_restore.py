@@ -1,19 +1,21 @@
 """Restores from an instance's disk: finds the offset from which to read the changelog, and detects unusable state.
 
 Rows on disk contain the changelog up to the checkpoint's covered offset. They are invalid if their owner wrote them
-after another owner had taken over the partition. State that is invalid, or does not fit the changelog or the stores, is
-deleted, and restored from the snapshot and the log. That is no error. The reason is logged, unless the state is
-incomplete or has another format.
+after another owner had taken over the partition. State that is invalid, does not fit the changelog, or has other stores
+or aggregations, is deleted, and restored from the snapshot and the log. That is no error. The reason is logged, unless
+the state is incomplete or has another format.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry
 from penstock.shared.streams.changelog.format import EPOCH_MAX, decode_entry, is_foreign_record
-from penstock.shared.streams.changelog.store_schema import StoreSchema
+from penstock.shared.streams.changelog.store_schema import StoreSchema, check_schema
 from penstock.shared.streams.state.checkpoint import Checkpoint
 from penstock.shared.streams.state.row_codec import row_layout
 
@@ -36,7 +38,7 @@ def continue_from_local_state(
     """Continue the reader from the state on disk, and return its checkpoint.
 
     If the state is unusable, it is deleted, and the result is None. `topic_id`, `first` and `end` are the id and the
-    offsets of the changelog, as for `Checkpoint.mismatch`.
+    offsets of the changelog, as for `Checkpoint.mismatch`. Raises SchemaMismatch if `stores` cannot read the state.
     """
     found = local.checkpoint
     if found is None:
@@ -46,6 +48,9 @@ def continue_from_local_state(
     if reason is not None:
         local.discard(reason)
         return None
+    # Here, because `write_restored_rows` records the new schemas.
+    if found.progress is not None:
+        check_schema(found.progress.stores, stores)
     reader.epoch = found.epoch
     reader.progress = found.progress
     return found
@@ -75,8 +80,18 @@ def require_local_state_in_force(found: Checkpoint, offset: int, value: bytes | 
         raise Overtaken(f"epoch {entry.epoch} began at offset {offset}, {later}")
 
 
-def write_restored_rows(reader: ChangelogReader, local: LocalState, topic_id: str | None) -> None:
-    """Write what was restored so far to the local state, up to the last offset before which no commit is incomplete."""
+def write_restored_rows(
+    reader: ChangelogReader, local: LocalState, topic_id: str | None, stores: tuple[StoreSchema, ...]
+) -> None:
+    """Write what was restored so far to the local state, up to the last offset before which no commit is incomplete.
+
+    `stores` are the schemas of the task, which has checked that they can read all of it.
+    """
     covered = reader.covered_offset
+    progress = reader.progress
     if covered is not None:
-        local.write(Checkpoint(topic_id, reader.epoch, covered, covered, reader.progress))
+        # A restore writes rows in the layout of its own stores. The changelog's progress may have another one, before
+        # the first commit of a topology with an added aggregation.
+        if progress is not None:
+            progress = msgspec.structs.replace(progress, stores=stores)
+        local.write(Checkpoint(topic_id, reader.epoch, covered, covered, progress))

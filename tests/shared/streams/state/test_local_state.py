@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, ignore_changes
@@ -137,9 +137,9 @@ def test_rows_in_memory_stay_within_their_limit(tmp_path: Path) -> None:
 FOUND = Checkpoint("id", epoch=3, covered_offset=50, verified_offset=40, progress=None)
 
 
-def topology(**more: Sum) -> Topology:
+def topology(gap_ms: int = 10, **more: Sum) -> Topology:
     builder = StreamsBuilder()
-    builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count(), **more).on_close().to("out")
+    builder.stream("in").group_by_key().session_window(gap_ms).aggregate("s", n=Count(), **more).on_close().to("out")
     return builder.build()
 
 
@@ -208,6 +208,44 @@ def test_rows_of_other_aggregations_come_from_the_changelog(tmp_path: Path) -> N
     driver.pipe("in", key=b"b", value=b'{"id":9}', timestamp=60)
     assert [record.value for record in driver.read("out")] == [b'{"key":"a","start":5,"end":6,"n":2,"sum":4.0}']
     driver.close()
+
+
+def test_restored_rows_of_an_added_aggregation_are_read_only_with_it(tmp_path: Path) -> None:
+    """A restore under a topology with an added aggregation writes rows that have it, even before the first commit.
+
+    They are used under this topology. Under the topology before, the store is restored from the changelog.
+    """
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+    driver = TopologyTestDriver(topology(), state=state)
+    driver.pipe("in", key=b"a", value=b'{"id":1}', timestamp=5)
+    from_disk = list[bool]()
+    for more in ({"sum": Sum("id")}, {"sum": Sum("id")}, {}):
+        driver.crash()
+        driver.topology = topology(**more).of_application("test-driver")
+        driver.restore()
+        from_disk.append(driver.restored_entries == 0)
+        assert [(s.key, s.states[0]) for s in driver.task.stores["s"].rows()] == [("a", 1)]
+    assert from_disk == [False, True, False]
+    driver.pipe("in", key=b"a", value=b'{"id":4}', timestamp=6)
+    driver.pipe("in", key=b"b", value=b'{"id":9}', timestamp=60)
+    assert [record.value for record in driver.read("out")] == [b'{"key":"a","start":5,"end":6,"n":2}']
+    driver.close()
+
+
+def test_state_on_disk_of_other_windows_is_rejected_at_once(tmp_path: Path) -> None:
+    """A restore does not write anything beside state that was written with another gap. The state stays as it was."""
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+    driver = TopologyTestDriver(topology(), state=state)
+    driver.pipe("in", key=b"a", value=b'{"id":1}', timestamp=5)
+    driver.crash()
+    local, changed = state.state_of(0), topology(gap_ms=20).of_application("test-driver").schemas()
+    before = local.checkpoint
+    assert before is not None
+    reader = ChangelogReader(ignore_changes, stores=changed)
+    with pytest.raises(SchemaMismatch, match="gap_ms was 10, is now 20"):
+        continue_from_local_state(reader, local, changed, None, 0, len(driver.changelog))
+    assert (local.checkpoint, reader.progress) == (before, None)
+    local.close()
 
 
 def test_a_changelog_that_does_not_go_on_from_there() -> None:
