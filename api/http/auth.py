@@ -158,7 +158,7 @@ def _basic_credentials(value: str) -> tuple[bytes, bytes] | None:
 
 
 class Guard:
-    """ASGI middleware that rejects requests with a wrong Host, of foreign web pages, and without needed credentials.
+    """ASGI middleware that rejects requests with a wrong Host, from foreign web pages, or without needed credentials.
 
     It also limits the bodies of requests that store no events, adds security headers, and writes the audit log.
     """

@@ -4,9 +4,9 @@ A request is answered with an error if its client sends nothing for `body_timeou
 do not extend the time: a line or an object must end within `body_timeout_ms`. Only time spent waiting for the client
 counts. A buffered body must end within `whole_body_timeout_ms`. Every body is buffered, except NDJSON that is not
 stored atomically, and v3 record streams without Content-Length. When the service shuts down, a deadline applies to all
-incomplete bodies. A request whose buffered body misses it is answered with 503, any other one for the events read so
-far. A compressed body is inflated in steps, and all limits on sizes apply to the inflated data. Inflating stops when
-the client has closed the connection.
+incomplete bodies. After the deadline, a request with an incomplete buffered body is answered with 503. Any other
+request is answered for the events read so far. A compressed body is inflated in steps, and all limits on sizes apply to
+the inflated data. Inflating stops when the client has closed the connection.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors as HTTP responses: RFC 9457 problem details, or at their paths the format of REST Proxy and Kafka Connect.
+"""Errors as HTTP responses: RFC 9457 problem details, or the formats of REST Proxy and Kafka Connect on their routes.
 
 A table gives error classes a status and a stable `error_code`. If a retry is advised, the response has `Retry-After`.
 The look-up follows the class hierarchy, so a new subclass is answered like its base:

@@ -75,7 +75,7 @@ class HttpSource:
             checks = checks_of(body)
             status = "ok" if body["status"] in HEALTHY_STATUSES else str(body["status"])
             exposition = await self._client.get(f"{self._url}/metrics")
-            totals = sum_metrics(exposition.text) if exposition.status_code == httpx.codes.OK else {}
+            totals = {} if exposition.status_code == httpx.codes.NOT_FOUND else sum_metrics(exposition.text)
             streams = await self._client.get(f"{self._url}/v1/streams")
             state = decode_json(streams.content, StreamsState) if streams.status_code == httpx.codes.OK else None
             return ServiceSample(

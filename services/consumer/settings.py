@@ -28,6 +28,7 @@ from penstock.shared.common.settings import (
     Section,
     ServiceSettings,
 )
+from penstock.shared.common.topic_names import dead_letter_topic
 
 PositiveCount = Annotated[int, Field(gt=0)]
 
@@ -99,7 +100,7 @@ class ConsumerServiceSettings(ServiceSettings):
         default=60_000, description="time limit of a handler call; a longer call is cancelled and fails"
     )
     dead_letter_topic: str = Field(
-        default="{topic}-dlq",
+        default=dead_letter_topic("{topic}"),
         min_length=1,
         description="name of dead-letter topics; {topic} is replaced by the record's topic",
     )

@@ -63,7 +63,7 @@ class FinalJobs(msgspec.Struct, frozen=True):
 
 
 class Comparison(NamedTuple):
-    """The number of the batch's windows and late records, and of those that only it or only the aggregator has."""
+    """The number of windows and late records of the batch, and of those that only one side has: batch or aggregator."""
 
     batch_rows: int
     batch_differences: int

@@ -8,7 +8,8 @@ boolean only if JSON writes each of its values as the file does, apart from trai
 always text. For a record's time and for the order of rows, a column has the type that Spark infers. Hive's partition
 folders (`carrier=UA`) add columns to those in the files. Such a column is always text: `01` for `month=01`.
 
-A column that is the key or the value is bytes or text. The text of a struct, an array or a map is its JSON.
+A key or value column of a binary type is used unchanged. A column of any other type is written as text, and a struct,
+an array or a map as JSON.
 """
 
 from __future__ import annotations

@@ -132,6 +132,7 @@ async def test_a_service_without_streams_has_none() -> None:
         httpx.Response(200, content=b"[" * 100_000),
         httpx.Response(200, json=[]),
         httpx.Response(404, json={"detail": "no"}),
+        httpx.Response(500, text="no"),
     ],
 )
 async def test_a_service_without_a_valid_response_is_unreachable(response: httpx.Response | Exception) -> None:
