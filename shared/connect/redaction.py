@@ -123,11 +123,7 @@ def _has_literal_text(value: str) -> bool:
 
 @lru_cache(PLUGINS_MAX)
 def _config_types_of_plugin(plugin: type) -> dict[str, Type]:
-    try:
-        return {key.name: key.type for key in cast(Any, plugin).config()}
-    except Exception:
-        # A plugin's code may raise any error. The report of that error needs a mask.
-        return {}
+    return {key.name: key.type for key in cast(Any, plugin).config()}
 
 
 def is_secret(name: str, plugin: type | None) -> bool:
