@@ -17,6 +17,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.connection import Connection
@@ -38,7 +39,7 @@ from penstock.shared.connect.group.worker_coordinator import WorkerCoordinator
 from penstock.shared.connect.group.worker_member import WorkerMember
 from penstock.shared.connect.herder import views
 from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
-from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, CommandQueue
+from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, CommandQueue, request_timeout
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.herder.errors import Forbidden, NotHere, RebalanceNeeded, RequestTimedOut
 from penstock.shared.connect.herder.leader_client import LeaderClient
@@ -105,6 +106,8 @@ class DistributedHerder(BaseHerder):
             on_reconfiguration=self._reconfigure_tasks,
             before_task=self._fence_before_source_task if config.exactly_once else None,
         )
+        self._fencing_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By connector."""
         self._wakeup = asyncio.Event()
         self.member = WorkerMember(
             GroupConfig(
@@ -611,7 +614,7 @@ class DistributedHerder(BaseHerder):
 
     async def _fence_for_offsets(self, name: str) -> None:
         if self._config.exactly_once:
-            await self._fence_older_tasks(name)
+            await self._fence_producers(name, 0)
 
     async def set_cluster_level(self, logger: str, level: str) -> None:
         """Set a logger's level on every worker."""
@@ -724,7 +727,7 @@ class DistributedHerder(BaseHerder):
     async def fence(self, name: str, body: bytes, headers: Mapping[str, str]) -> None:
         """Fence older tasks of a source, for another worker that is to start new ones."""
         self._verify_request_signature(body, headers)
-        await self._run_as_leader(lambda: self._fence_older_tasks(name))
+        await self._fence_older_tasks(name)
 
     async def _fence_before_source_task(self, task: ConnectorTaskId) -> bool:
         """Fence a source's older tasks, if needed, and return whether the new task may start."""
@@ -744,8 +747,9 @@ class DistributedHerder(BaseHerder):
                 await self._stores.configs.refresh()
                 if not must_be_fenced():
                     break
-            # Also if the leader rejects the request, as with task configs. Other errors, of Kafka, fail the task.
-            except (RetriableError, RebalanceNeeded, RequestTimedOut) as e:
+            # Temporary errors of Kafka are retried, and rejections by the leader, as with task configs. Other errors
+            # fail the task.
+            except (RetriableError, NotHere, RebalanceNeeded, RequestTimedOut) as e:
                 reason = summary_of(e)
             attempt += 1
             delay_ms = round(RETRY_BACKOFF.wait_ms(attempt))
@@ -756,29 +760,48 @@ class DistributedHerder(BaseHerder):
 
     async def _request_fencing(self, name: str) -> None:
         if self.member.is_leader:
-            await self._execute_command(lambda: self._fence_older_tasks(name))
+            await self._fence_older_tasks(name)
         elif self.member.assignment is not None:
             url = self.member.assignment.leader_url
             await self._leader_client.fence(url, name, self.snapshot().session_key)
 
     async def _fence_older_tasks(self, name: str) -> None:
         """On the leader: fence the producers of a source's older tasks if needed. Then store the number of current
-        tasks, unless there are none. Does nothing if they were fenced already for this set of tasks."""
-        snapshot = self.snapshot()
-        config = views.config_of(snapshot, name)
-        if views.kind_of_connector(self.plugins, config) != "source":
-            raise BadRequest(f"Connector {name} is not a source connector")
-        count = len(snapshot.tasks(name))
-        before = snapshot.task_count_records.get(name, 0)
-        # Zombie fencing (KIP-618). This set of tasks was fenced already, for another of its tasks.
-        if name not in snapshot.pending_fencing and count:
-            return
+        tasks, unless there are none, or another set of tasks was stored meanwhile.
+
+        Kafka's response may take long, so the herder's loop does not wait for it.
+        """
+
+        async def current_tasks() -> tuple[ConnectorTaskId, ...] | None:
+            snapshot = self.snapshot()
+            if views.kind_of_connector(self.plugins, views.config_of(snapshot, name)) != "source":
+                raise BadRequest(f"Connector {name} is not a source connector")
+            tasks = snapshot.tasks(name)
+            # Zombie fencing (KIP-618). None if this set of tasks was fenced already, for another of its tasks.
+            return tasks if name in snapshot.pending_fencing or not tasks else None
+
+        async def put_task_count() -> None:
+            snapshot = self.snapshot()
+            if name in snapshot.pending_fencing and snapshot.tasks(name) == tasks:
+                await self._stores.configs.put_task_count(name, len(tasks))
+
+        # One after another: a second fencing beside this one could fence the tasks that start after this one.
+        lock = self._fencing_locks.setdefault(name, asyncio.Lock())
+        async with request_timeout("Kafka takes too long to fence older tasks"), lock:
+            tasks = await self._run_as_leader(current_tasks)
+            if tasks is None:
+                return
+            await self._fence_producers(name, len(tasks))
+            if tasks:
+                await self._run_as_leader(put_task_count)
+
+    async def _fence_producers(self, name: str, count: int) -> None:
+        """Fence the producers of a source's older tasks, before `count` tasks replace them."""
+        before = self.snapshot().task_count_records.get(name, 0)
         # If one task replaces one task, the new producer has the old one's transactional id and fences it itself.
         if before > 1 or (before == 1 and count != 1):
             ids = [transactional_id(self._config["group.id"], ConnectorTaskId(name, task)) for task in range(before)]
             await fence_producers(self.worker.config.kafka, ids)
-        if count:
-            await self._stores.configs.put_task_count(name, count)
 
 
 def configured_work(snapshot: ConfigSnapshot) -> ConnectorsAndTasks:

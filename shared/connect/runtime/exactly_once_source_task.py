@@ -45,8 +45,8 @@ async def fence_producers(kafka: KafkaSettings, transactional_ids: Iterable[str]
     """Fence the producers of earlier exactly-once source tasks, by their transactional ids.
 
     Afterwards, none of them can write, or has a transaction open. If one cannot be fenced, others may be unfenced too.
-    Raises the first error if it is a RetriableError, such as KafkaTimeout. Otherwise raises ConnectError, whose message
-    has the first error, such as AuthorizationFailed.
+    Raises RetriableError if the first error is one, such as KafkaTimeout. Otherwise raises ConnectError, for example
+    for AuthorizationFailed. The message has the first error.
     """
     limit = asyncio.Semaphore(FENCED_AT_ONCE_MAX)
 
@@ -60,9 +60,8 @@ async def fence_producers(kafka: KafkaSettings, transactional_ids: Iterable[str]
                 tasks.create_task(fence_producer(transactional_id))
     except ExceptionGroup as e:
         error = e.exceptions[0]
-        if isinstance(error, RetriableError):
-            raise error from None
-        raise ConnectError(f"earlier tasks cannot be fenced: {summary_of(error)}") from e
+        kind = RetriableError if isinstance(error, RetriableError) else ConnectError
+        raise kind(f"earlier tasks cannot be fenced: {summary_of(error)}") from e
 
 
 class ExactlyOnceSourceTask(AbstractWorkerSourceTask):

@@ -658,6 +658,32 @@ async def test_fencing_is_retried_while_kafka_does_not_answer(monkeypatch: pytes
         await until(lambda: not failures and states(herder) == ["RUNNING"] * 3)
 
 
+async def test_the_leader_handles_requests_while_it_fences_older_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the leader waits for Kafka to fence a source's older tasks, it handles other requests. Each producer is
+    fenced once, although each new task requests it."""
+    init_transactions = Producer.init_transactions
+    fenced, may_fence = list[str | None](), asyncio.Event()
+
+    async def slow(producer: Producer) -> None:
+        fenced.append(producer._settings.transactional_id)
+        await may_fence.wait()
+        await init_transactions(producer)
+
+    once = {"exactly_once_source_support": "enabled"}
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1", **once) as herder:
+        await herder.put_connector("c", config(), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        monkeypatch.setattr(Producer, "init_transactions", slow)
+        await herder.patch_connector("c", {"word": "x"})
+        await until(lambda: len(fenced) == 2)
+        await herder.put_connector("d", config("d"), replace=False)
+        await until(lambda: states(herder, "d") == ["RUNNING"] * 3)
+        assert TASK not in herder.worker.task_ids()
+        may_fence.set()
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        assert sorted(fenced, key=str) == ["g-c-0", "g-c-1"]
+
+
 async def test_task_configs_that_cannot_be_made_are_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a connector cannot make its task configs for a while, such as without its database, they are requested again.
     Only more of them than tasks.max fail the connector."""

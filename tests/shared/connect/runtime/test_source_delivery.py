@@ -14,6 +14,7 @@ import pytest
 import structlog.testing
 from msgspec.structs import replace
 
+from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import KafkaTimeout, RetriableError
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.errors import ConnectError
@@ -655,14 +656,22 @@ async def test_a_newer_instance_fences_the_older() -> None:
         zombie.cancel()
 
 
-async def test_producers_that_cannot_be_fenced_are_one_error() -> None:
-    """If producers cannot be fenced, one ConnectError has the reason."""
+async def test_producers_that_cannot_be_fenced_are_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If producers cannot be fenced, one error has the reason. It is a RetriableError if the reason is one, and
+    otherwise a ConnectError."""
+
+    async def no_response(producer: Producer) -> None:
+        raise KafkaTimeout("no response")
+
     async with FakeCluster() as cluster:
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         denied = Fail(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
         with cluster.control(Api.INIT_PRODUCER_ID, denied), pytest.raises(ConnectError, match="AuthorizationFailed"):
             await fence_producers(kafka, ["g-c-0", "g-c-1"])
         await fence_producers(kafka, ["g-c-0", "g-c-1"])
+        monkeypatch.setattr(Producer, "init_transactions", no_response)
+        with pytest.raises(RetriableError, match="earlier tasks cannot be fenced: KafkaTimeout: no response"):
+            await fence_producers(kafka, ["g-c-0", "g-c-1"])
 
 
 async def test_a_failed_task_aborts_its_transaction() -> None:
