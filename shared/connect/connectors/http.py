@@ -1,8 +1,8 @@
 """The HTTP sink posts records in batches; the HTTP source polls a URL for records.
 
 Both retry temporary errors (no complete response, 408, 425, 429, 5xx), at most `max.retries` times in a row. Errors of
-the endpoint (3xx, 401, 403, 405, 407) fail the sink's task. Any other 4xx is an error of the posted records. For the
-source, each of these statuses fails the task, except 304.
+the endpoint (3xx, 401, 403, 405, 407) fail the sink's task. Any other 4xx is an error of the posted records. The
+source's task fails after any 3xx or 4xx that is not retried, except 304.
 
 The source sends one request after another. In its URL, `${offset}` is replaced by the offset of the last record read,
 at first by `http.offset.initial`.
@@ -47,10 +47,13 @@ from penstock.shared.connect.task import SinkTask, SourceTask
 
 RETRIED = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS)
 ENDPOINT_ERRORS = (
-    *(httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN),
-    *(httpx.codes.METHOD_NOT_ALLOWED, httpx.codes.PROXY_AUTHENTICATION_REQUIRED),
+    httpx.codes.UNAUTHORIZED,
+    httpx.codes.FORBIDDEN,
+    httpx.codes.METHOD_NOT_ALLOWED,
+    httpx.codes.PROXY_AUTHENTICATION_REQUIRED,
 )
-"""With 3xx, the statuses that any record would get."""
+"""Statuses, in addition to 3xx, that do not depend on the posted records. Other statuses, such as 404, 410 and 415, may
+be errors of a record."""
 BODY_BYTES_MAX = 64 << 20
 """A larger response of a polled URL fails the task before it uses up memory."""
 RETRY_AFTER_MAX_MS = 300_000
