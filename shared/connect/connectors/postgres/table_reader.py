@@ -95,13 +95,7 @@ class TableReader:
         offsets = []
         for row in rows:
             if "incrementing" in self._mode:
-                value = row[self._inc]
-                # A column of type numeric.
-                if isinstance(value, Decimal) and value.is_finite() and value == int(value):
-                    value = int(value)
-                if type(value) is not int:
-                    raise ConnectError(f"{self.table}.{self._inc}: {value!r} is not an integer")
-                self.incrementing = value
+                self.incrementing = self._number_of_row(row)
             if "timestamp" in self._mode:
                 self.timestamp = self._timestamp_of_row(row)
             offsets.append(self.offset())
@@ -115,6 +109,17 @@ class TableReader:
                 self.timestamp = moment
             offsets.append(self.offset())
         return offsets
+
+    def _number_of_row(self, row: Mapping[str, Any]) -> int:
+        value = row[self._inc]
+        number = value
+        # A column of type numeric.
+        if isinstance(value, Decimal) and value.is_finite() and value == int(value):
+            number = int(value)
+        # The next query passes it as a bigint.
+        if type(number) is not int or not -(2**63) <= number < 2**63:
+            raise ConnectError(f"{self.table}.{self._inc}: {value!r} is not an integer of 64 bits")
+        return number
 
     def _timestamp_of_row(self, row: Mapping[str, Any]) -> dt.datetime:
         name, value = next((name, row[name]) for name in self._stamps if row[name] is not None)

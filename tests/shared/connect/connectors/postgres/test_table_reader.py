@@ -66,11 +66,16 @@ def test_an_incrementing_column_may_be_numeric() -> None:
     """The offset of a numeric column's whole number is an integer."""
     (offset,) = reader("incrementing").read([{"id": Decimal("7.00")}])
     assert (offset, type(offset["incrementing"])) == ({"incrementing": 7}, int)
+    ends = [-(2**63), 2**63 - 1]
+    assert [row["incrementing"] for row in reader("incrementing").read([{"id": Decimal(end)} for end in ends])] == ends
 
 
-@pytest.mark.parametrize("value", ["x", True, 1.0, Decimal("1.5"), Decimal("NaN"), Decimal("Infinity")])
-def test_an_incrementing_column_must_be_a_whole_number(value: Any) -> None:
-    """An incrementing column with a value that is no whole number is an error."""
+@pytest.mark.parametrize(
+    "value",
+    ["x", True, 1.0, Decimal("1.5"), Decimal("NaN"), Decimal("Infinity"), Decimal(2**63), Decimal(-(2**63) - 1)],
+)
+def test_an_incrementing_column_must_be_an_integer_of_64_bits(value: Any) -> None:
+    """An incrementing column with a value that is no whole number, or does not fit in a bigint, is an error."""
     with pytest.raises(ConnectError, match=rf"t\.id.*{re.escape(repr(value))}"):
         reader("incrementing").read([{"id": value}])
 
