@@ -21,7 +21,6 @@ from penstock.api.http.status_codes import NOT_FOUND, UNSUPPORTED_MEDIA_TYPE
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import properties_from_json
-from penstock.shared.connect.runtime.states import CREATE_FIELDS, INITIAL_STATES, TargetState
 
 SLASH = "\x00"
 """Replaces, in a path's segment, a slash that was written as %2F."""
@@ -56,25 +55,6 @@ def _parse_json_body(body: bytes) -> Any:
         return decode_json(body)
     except InvalidJson as e:
         raise BadRequest(f"The body is not JSON: {e}") from None
-
-
-def create_request(body: Any) -> tuple[str, dict[str, str], TargetState | None]:
-    """Return the name, config and initial state of the connector to create. The state is None if not requested."""
-    if not isinstance(body, dict):
-        raise BadRequest("The body must be a JSON object with 'name' and 'config'")
-    if unknown := [name for name in body if name not in CREATE_FIELDS]:
-        raise BadRequest(f"Unrecognized field {unknown[0]!r}; known are {', '.join(CREATE_FIELDS)}")
-    if body.get("config") is None:
-        raise BadRequest("The field 'config' is missing")
-    name = body.get("name")
-    if name is not None and not isinstance(name, str):
-        raise BadRequest("The field 'name' must be a text")
-    state = body.get("initial_state")
-    if state is not None and str(state).upper() not in INITIAL_STATES:
-        raise BadRequest(f"The field 'initial_state' must be one of {', '.join(INITIAL_STATES)}, not {state!r}")
-    target = None if state is None else INITIAL_STATES[str(state).upper()]
-    stripped = (name or "").strip()
-    return stripped, config_of(body["config"], stripped), target
 
 
 def config_of(body: Any, name: str) -> dict[str, str]:

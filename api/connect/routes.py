@@ -46,7 +46,6 @@ from penstock.api.connect.request_parsing import (
     Name,
     TaskNumber,
     config_of,
-    create_request,
     flag,
     json_body,
     json_list,
@@ -62,6 +61,7 @@ from penstock.shared.connect.herder.distributed import DistributedHerder
 from penstock.shared.connect.herder.loggers import level_number
 from penstock.shared.connect.herder.standalone import StandaloneHerder
 from penstock.shared.connect.properties import properties_from_json
+from penstock.shared.connect.runtime.create_request import INITIAL_STATES, create_request
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.storage.config_records import RestartRequest
 
@@ -145,7 +145,8 @@ def _connector_routes(herder: Herder) -> APIRouter:
         status_code=CREATED,
     )
     async def create_connector(request: Request) -> Response:
-        name, config, target = create_request(await json_body(request))
+        name, config, initial_state = create_request(await json_body(request))
+        target = INITIAL_STATES[initial_state] if initial_state else None
         _, info = await herder.put_connector(name, config, target, replace=False)
         return _created_response(request, info)
 

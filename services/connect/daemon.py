@@ -34,9 +34,9 @@ from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.herder.metrics import ConnectMetrics
 from penstock.shared.connect.herder.standalone import StandaloneHerder
 from penstock.shared.connect.isolation.isolating_worker import IsolatingWorker
+from penstock.shared.connect.runtime.create_request import INITIAL_STATES
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins
-from penstock.shared.connect.runtime.states import INITIAL_STATES
 from penstock.shared.connect.runtime.task_factory import TaskFactory
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.runtime.worker_config import StandaloneConfig

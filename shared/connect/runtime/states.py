@@ -39,12 +39,6 @@ class TargetState(Enum):
     STOPPED = "STOPPED"
 
 
-CREATE_FIELDS = ("name", "config", "initial_state")
-"""The fields of a request to create a connector, and of a JSON file with such a request."""
-INITIAL_STATES = {"RUNNING": TargetState.STARTED, "PAUSED": TargetState.PAUSED, "STOPPED": TargetState.STOPPED}
-"""The target state of a new connector by the `initial_state` of the request to create it (KIP-980)."""
-
-
 class Event(Enum):
     """An event of a connector or task, as the status listener gets it."""
 

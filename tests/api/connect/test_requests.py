@@ -13,7 +13,6 @@ from starlette.exceptions import HTTPException
 
 from penstock.api.connect.request_parsing import (
     config_of,
-    create_request,
     json_body,
     json_list,
     normalize_path,
@@ -23,41 +22,8 @@ from penstock.api.connect.routes import create_connect_app
 from penstock.api.http.openapi import complete_operations, operations_of
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import properties_from_json
-from penstock.shared.connect.runtime.states import TargetState
 from tests.api.http.test_openapi import closed, errors_of
 from tests.shared.connect.recordings import recorded_requests
-
-
-def test_a_create_request_has_name_config_and_state() -> None:
-    """The name is added to the config, and `initial_state` is the target state."""
-    assert create_request({"name": " a ", "config": {"x": 1}}) == ("a", {"x": "1", "name": "a"}, None)
-    for word, target in (
-        ("STOPPED", TargetState.STOPPED),
-        ("paused", TargetState.PAUSED),
-        ("RUNNING", TargetState.STARTED),
-    ):
-        assert create_request({"name": "a", "config": {}, "initial_state": word})[2] is target
-    assert create_request({"config": {}})[0] == ""
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        [],
-        {},
-        {"name": "a"},
-        {"name": 3, "config": {}},
-        {"name": "a", "config": []},
-        {"name": "a", "config": {"x": {}}},
-        {"name": "a", "config": {}, "surprise": 1},
-        {"name": "a", "config": {}, "initial_state": "SLEEPING"},
-        {"name": "a", "config": {"name": "b"}},
-    ],
-)
-def test_malformed_create_requests_are_bad_requests(body: Any) -> None:
-    """A malformed create request is a BadRequest."""
-    with pytest.raises(BadRequest):
-        create_request(body)
 
 
 def test_values_become_strings() -> None:

@@ -107,12 +107,13 @@ def test_a_plugin_of_the_current_folder_is_found(worker: Path, tmp_path: Path, m
 
 
 def test_a_standalone_worker_accepts_connector_files(tmp_path: Path) -> None:
-    """A connector's file may be properties, a config in JSON, or a JSON object with name, config and initial state."""
+    """A connector's file may be properties, a config in JSON, or a request to create it over REST: a JSON object with
+    name, config and initial state."""
     worker = tmp_path / "worker.properties"
     worker.write_text(CONVERTERS + "offset.storage.file.filename=offsets\n")
     files = {"a.properties": "name=a\n", "b.json": '{"name": "b", "tasks.max": 1}',
              "c.json": '{"name": "c", "config": {"topic": "t"}}',
-             "d.json": '{"name": "d", "config": {}, "initial_state": "stopped"}'}  # fmt: skip
+             "d.json": '{"name": " d ", "config": {}, "initial_state": "stopped"}'}  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     command_line = read_command_line("standalone", [str(worker), *(str(tmp_path / name) for name in files)])
@@ -166,8 +167,8 @@ def test_two_escapes_may_be_one_character(tmp_path: Path) -> None:
 
 
 def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
-    """JSON that is invalid, nested too deeply or no object, and bytes that are no text, are a ConfigError with the
-    file's name."""
+    """JSON that is invalid, nested too deeply or no object, a malformed create request, and bytes that are no text, are
+    a ConfigError with the file's name."""
     for name, data in (
         ("a.json", b"{"),
         ("b.json", b"[]"),
@@ -175,6 +176,7 @@ def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
         ("d.properties", b"\xff"),
         ("e.json", b"[" * 100_000),
         ("f.json", b'{"name": "c", "config": {}, "initial_state": "ASLEEP"}'),
+        ("g.json", b'{"name": 3, "config": {}}'),
     ):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ConfigError, match=name):
