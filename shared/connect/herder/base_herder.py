@@ -158,18 +158,15 @@ class BaseHerder(ABC):
     def shown_config(self, name: str) -> dict[str, str]:
         """Return a connector's config as REST shows it, with secrets hidden. Raises ConnectorNotFound."""
         config = self.connector_config(name)
-        return redaction.redacted(config, self._connector_plugin(config))
-
-    def _connector_plugin(self, config: Config) -> type | None:
-        return self.plugins.any_kind(config.get("connector.class", ""))
+        return redaction.redacted(config, self.plugins.class_of_config(config))
 
     def _with_stored_secrets(self, name: str, config: Config) -> dict[str, str]:
         """Return a config from a request, with each hidden secret replaced by the stored one."""
-        return redaction.restored(config, self.snapshot().configs.get(name, {}), self._connector_plugin(config))
+        return redaction.restored(config, self.snapshot().configs.get(name, {}), self.plugins.class_of_config(config))
 
     def task_infos(self, name: str) -> list[Json]:
         """Return the tasks of a connector with their configs, with secrets hidden. Raises ConnectorNotFound."""
-        plugin = self._connector_plugin(self.connector_config(name))
+        plugin = self.plugins.class_of_config(self.connector_config(name))
         return [
             {**info, "config": redaction.redacted(info["config"], plugin)}
             for info in views.task_infos(self.snapshot(), name)

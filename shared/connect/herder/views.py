@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 def kind_of_connector(plugins: Plugins, config: Config | None) -> str:
     """Return `source` or `sink`, or `unknown` without a config or if the class is not installed on this worker."""
-    found = None if config is None else plugins.any_kind(config.get("connector.class", ""))
+    found = None if config is None else plugins.class_of_config(config)
     return "unknown" if found is None else connector_type(found)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -138,6 +138,10 @@ class Plugins:
     def converter_class(self, name: str) -> type | None:
         """Return a converter of keys and values, or of headers, by name."""
         return self.find("converter", name) or self.find("header_converter", name)
+
+    def class_of_config(self, config: Mapping[str, str]) -> type | None:
+        """Return the class that `connector.class` names, or None if it is missing or not known."""
+        return self.any_kind(config.get("connector.class", ""))
 
     def connector_class(self, name: str) -> type[Connector]:
         """Return a connector class by name. If there is none, raises ConfigError, which names the extra to

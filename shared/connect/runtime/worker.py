@@ -172,7 +172,7 @@ class Worker:
 
     def masking(self, config: Props) -> Mask:
         """Return a function that masks the secrets of a connector's or task's configuration in a text."""
-        return self.transformer.masking(config, self.plugins.any_kind(config.get("connector.class", "")))
+        return self.transformer.masking(config, self.plugins.class_of_config(config))
 
     def check_files(self, props: Props) -> None:
         """Raises ConfigError if a connector's configuration names a file that the worker does not allow."""
