@@ -115,6 +115,7 @@ class FileStreamSourceTask(SourceTask):
 
 def _read_if_ready(file: IO[bytes]) -> bytes:
     """Return at most READ_BYTES of the available input, without waiting; no bytes if there is none."""
+    # A read that waits in a thread would outlive the task, and take the next task's input.
     ready, _, _ = select.select([file], [], [], 0)
     return os.read(file.fileno(), READ_BYTES) if ready else b""
 
