@@ -175,8 +175,10 @@ class ConfigTransformer:
         return cls(providers)
 
     def resolve(self, props: Mapping[str, str]) -> dict[str, str]:
-        """Return the configuration with variables replaced by their values, which must not be stored. Raises
-        ConfigError if a provider fails."""
+        """Return the configuration with variables replaced by their values. The result must not be stored.
+
+        Raises ConfigError if a provider fails.
+        """
         return {name: self._resolve_variables(value) if "${" in value else value for name, value in props.items()}
 
     def masking(self, raw: Mapping[str, str], plugin: type | None = None) -> Mask:

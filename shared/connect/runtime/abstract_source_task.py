@@ -339,7 +339,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         waiting.records += 1
 
     def _count_down_waiting_records(self, destination: Destination) -> None:
-        """Count one record less for this destination, and put off the look-up of its topic."""
+        """Decrease the number of pending records of this destination, and restart the wait for its topic."""
         waiting = self._waiting[destination]
         waiting.records -= 1
         waiting.due_ms = self._clock.monotonic_ms() + self.parts.topic_wait_ms

@@ -82,7 +82,7 @@ class ConfigInfos:
 def require_connector_class(props: Mapping[str, str]) -> str:
     """Return the name of the connector class in a configuration. The class itself may not exist.
 
-    Raises ConfigError if `connector.class` is missing or contains a variable. The first message shows the
+    Raises ConfigError if `connector.class` contains a variable, or is missing. If it is missing, the message shows the
     configuration, with secrets hidden.
     """
     given = props.get("connector.class")

@@ -2,9 +2,9 @@
 
 Rows are sent by COPY. With `insert` they go directly into the table. Upserts, updates and deletes go into a temporary
 table, and one statement applies them to the table. With `exactly.once=true` the offsets are in a table of the database,
-and change in the same transaction as the rows. A task fails if it finds there that another
-task has written to its partition. A topic that was deleted and created again is detected only by a lower offset
-(`sink_offsets` describes both).
+and change in the same transaction as the rows. From this table, a task detects that another task has written to its
+partition, and fails. A topic that was deleted and created again is detected only by a lower offset (`sink_offsets`
+describes both).
 """
 
 from __future__ import annotations
@@ -365,10 +365,9 @@ class PostgresSinkTask(SinkTask):
             self._stagings[columns] = name
 
     async def _ensure_sink_table(self, connection: Any, name: str, groups: list[RowsToWrite]) -> None:
-        """Read the table's columns unless all needed ones are known. Create the table or add missing columns if the
-        settings allow it.
+        """Read the table's columns unless all needed ones are known. Create the table or add missing columns if needed.
 
-        Raises ConnectError if they do not. A missing table is not created for deletes alone.
+        Raises ConnectError if the settings do not allow it. A missing table is not created for deletes alone.
         """
         wanted = columns_of(groups)
         table = self._tables.get(name)
