@@ -431,10 +431,12 @@ async def _copy_rows_to_table(
 
     Raises ConnectError if the driver cannot write the type of a column.
     """
-    schema, _, name = target.rpartition(".")
+    path, _, name = target.rpartition(".")
+    # The path may begin with the connection's database, which COPY does not need.
+    schema = path.rpartition(".")[2] or None
     adapted = _adapt_rows_to_columns(rows, names, table)
     try:
-        await connection.copy_records_to_table(name, records=adapted, columns=names, schema_name=schema or None)
+        await connection.copy_records_to_table(name, records=adapted, columns=names, schema_name=schema)
     except driver().InternalClientError as e:
         if "no binary format encoder" not in str(e):
             raise

@@ -13,7 +13,7 @@ import pytest
 from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.connect.connectors.postgres.columns import column_adapter, encode_integer
 from penstock.shared.connect.connectors.postgres.database import driver, is_data_error, translated
-from penstock.shared.connect.connectors.postgres.sink import sink_settings
+from penstock.shared.connect.connectors.postgres.sink import _copy_rows_to_table, sink_settings
 from penstock.shared.connect.connectors.postgres.sink_rows import RowBuilder, RowSettings, RowsToWrite, columns_of
 from penstock.shared.connect.connectors.postgres.sql import SqlTable, update_from
 from penstock.shared.connect.errors import ConnectError
@@ -165,6 +165,21 @@ def test_an_integer_column_takes_only_whole_numbers_in_its_range(value: Any) -> 
 def test_values_of_array_columns_are_not_adapted() -> None:
     """The driver converts lists for array columns, also if their items have a length."""
     assert [column_adapter(kind) for kind in ("text[]", "character varying(10)[]", "numeric(10,2)[]")] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("table", "target"), [("t", (None, "t")), ("sales.t", ("sales", "t")), ("shop.sales.t", ("sales", "t"))]
+)
+async def test_a_tables_name_may_have_a_schema_and_a_database(table: str, target: tuple[str | None, str]) -> None:
+    """Rows are copied to the table `t`, `schema.t` or `database.schema.t`."""
+    targets = []
+
+    class Connection:
+        async def copy_records_to_table(self, name: str, *, schema_name: str | None, **options: Any) -> None:
+            targets.append((schema_name, name))
+
+    await _copy_rows_to_table(Connection(), table, SqlTable(table, TABLE.columns), ("id", "n"), [(1, 2)])
+    assert targets == [target]
 
 
 def test_an_update_needs_a_column_to_change() -> None:
