@@ -68,7 +68,7 @@ async def test_all_topics_are_examined_by_default(kafka: Broker, topic_name: str
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     async with Admin(settings) as admin, Producer(settings) as producer:
         await admin.create_topics([NewTopic(topic_name, 1, configs={"retention.ms": str(WEEK_MS)})])
-        await (await producer.send(topic_name, b"x", timestamp=NOW_MS - 2 * WEEK_MS))
+        await (await producer.send(topic_name, b"x", timestamp=NOW_MS - 3 * WEEK_MS))
     about = f"topic {topic_name}"
     assert "problem" in [f.level for f in await examine_kafka(settings, [], NOW_MS) if f.about == about]
     missing = f"{topic_name}-no"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.services.local.broker_config import KAFKA_JARS
-from penstock.services.local.doctor.findings import AGE_CONFIGS, Finding, TopicFacts, all_topic_findings, disk_finding
+from penstock.services.local.doctor.findings import Finding, TopicFacts, all_topic_findings, disk_finding
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import ConfigError, PenstockError, UnknownTopicOrPartition
 from penstock.shared.common.java.installed_java import find_java
@@ -84,15 +84,14 @@ async def _collect_topic_facts(
         for name, topic in described.items()
     }
     first = await admin.list_offsets({tp: "earliest" for tps in partitions.values() for tp in tps})
-    older: dict[str, dict[str, int]] = {name: {} for name in bare}
-    for config in AGE_CONFIGS:
-        limits = {name: topic.ms(config) for name, topic in bare.items()}
-        cut = {tp: now_ms - ms for name, ms in limits.items() if ms is not None for tp in partitions[name]}
-        # The first offset with a record that is young enough: all records before it are older.
-        for tp, offset in (await admin.list_offsets({tp: max(0, at) for tp, at in cut.items()})).items():
-            older[tp.topic][config] = older[tp.topic].get(config, 0) + max(0, offset - first[tp])
+    limits = {name: topic.age_ms_max for name, topic in bare.items()}
+    cut = {tp: max(0, now_ms - ms) for name, ms in limits.items() if ms is not None for tp in partitions[name]}
+    due = dict.fromkeys(bare, 0)
+    # The first offset with a record that is young enough: all records before it are older.
+    for tp, offset in (await admin.list_offsets(cut)).items():
+        due[tp.topic] += max(0, offset - first[tp])
     return {
-        name: replace(topic, older=older[name], gone=sum(first[tp] for tp in partitions[name]))
+        name: replace(topic, due=due[name], gone=sum(first[tp] for tp in partitions[name]))
         for name, topic in bare.items()
     }
 

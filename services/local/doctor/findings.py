@@ -2,10 +2,11 @@
 
 Sans-IO. A finding states a fact and how to fix it. A `problem` loses records or stops a service; a
 `warning` may be intended. Kafka does not record whether timestamps are event times. A topic is treated as one with
-event times if the user named it, if its name ends in `-late`, or if it has records older than its `retention.ms` or
-`segment.ms`.
+event times if the user named it, if its name ends in `-late`, or if it has records that are too old for timestamps of
+the time of writing. Kafka deletes whole segments, and a segment is due when its last record is older than
+`retention.ms`. So an ordinary record can become as old as `retention.ms` and `segment.ms` together.
 
->>> facts = TopicFacts("clicks", 1, {"retention.ms": "604800000"}, older={"retention.ms": 7})
+>>> facts = TopicFacts("clicks", 1, {"retention.ms": "604800000"}, due=7)
 >>> [finding.level for finding in topic_findings(facts, "localhost:9092")]
 ['problem']
 """
@@ -13,7 +14,7 @@ event times if the user named it, if its name ends in `-late`, or if it has reco
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from penstock.shared.clients.admin import NewTopic, event_time_topic, max_message_bytes_with
@@ -32,8 +33,8 @@ Level = Literal["problem", "warning", "ok"]
 DISK_FULL_BYTES = 64 << 20
 """With less free space neither Kafka nor Spark can work."""
 DISK_SCARCE_BYTES = 1 << 30
-AGE_CONFIGS = ("retention.ms", "segment.ms")
-"""The configs in ms that Kafka compares with record timestamps."""
+RETENTION_CHECK_MS = 300_000
+"""The default of Kafka's `log.retention.check.interval.ms`: a segment that is due is deleted within this time."""
 TYPE_CONFIG = "message.timestamp.type"
 AHEAD_CONFIG = "message.timestamp.after.max.ms"
 BEHIND_CONFIG = "message.timestamp.before.max.ms"
@@ -62,10 +63,8 @@ class TopicFacts:
     partitions: int
     configs: Mapping[str, str | None]
     """The values in force, defaults included."""
-    older: Mapping[str, int] = field(default_factory=dict)
-    """By config (`retention.ms`, `segment.ms`), the number of offsets before the first record that is younger than the
-    config's value. The partitions are summed up.
-    """
+    due: int = 0
+    """The number of offsets before the first record that is younger than `age_ms_max`. The partitions are summed up."""
     gone: int = 0
     """The number of offsets before the earliest ones of the partitions: their records are deleted."""
     leaderless: tuple[int, ...] = ()
@@ -88,8 +87,25 @@ class TopicFacts:
         return "delete" in (self.configs.get("cleanup.policy") or "delete")
 
     @property
+    def age_ms_max(self) -> int | None:
+        """The age from which on a record counts as due; None if no record does.
+
+        In a topic that is known to have event times, this is `retention.ms`. In another topic, a record is due only if
+        Kafka would have deleted it, had its timestamp been the time of writing.
+        """
+        retention_ms = self.ms("retention.ms") if self.deletes else None
+        if retention_ms is None or self._is_of_event_times:
+            return retention_ms
+        segment_ms = self.ms("segment.ms")
+        return None if segment_ms is None else retention_ms + segment_ms + RETENTION_CHECK_MS
+
+    @property
+    def _is_of_event_times(self) -> bool:
+        return self.named or self.name.endswith(LATE_SUFFIX)
+
+    @property
     def holds_event_times(self) -> bool:
-        return self.named or self.name.endswith(LATE_SUFFIX) or any(self.older.values())
+        return self._is_of_event_times or self.due > 0
 
 
 def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
@@ -112,22 +128,21 @@ def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
         add_finding("problem" if topic.named else "warning", message, message_timestamp_type="CreateTime")
         return found
     if topic.deletes and (limits := [c for c in RETENTION_CONFIGS if topic.ms(c) is not None]):
-        old = topic.older.get("retention.ms", 0)
         shown = ", ".join(f"{name}={topic.configs[name]}" for name in limits)
         if "retention.ms" in limits:
             reason = "Kafka deletes by record timestamp, so old event times are gone soon after they were written"
         else:
             reason = "Kafka deletes the first records of a partition that is larger"
         message = f"{shown}: {reason}"
-        if old:
-            message += f"; {old} records are due already"
+        if topic.due:
+            message += f"; {topic.due} records are due already"
         if topic.gone:
             message += f"; {topic.gone} offsets at the front have no records any more"
-        add_finding("problem" if old else "warning", message, **{name.replace(".", "_"): "-1" for name in limits})
+        add_finding("problem" if topic.due else "warning", message, **{name.replace(".", "_"): "-1" for name in limits})
     if not topic.deletes and topic.named:
         message = f"cleanup.policy={topic.configs['cleanup.policy']}: only the last record of each key is kept"
         add_finding("warning", message, cleanup_policy="delete")
-    if (segment_ms := topic.ms("segment.ms")) is not None and (topic.named or topic.older.get("segment.ms")):
+    if (segment_ms := topic.ms("segment.ms")) is not None:
         message = f"segment.ms={segment_ms}: each jump of event time by more than that starts another segment"
         add_finding("warning", message, segment_ms=str(INT64_MAX))
     if (ahead_ms := topic.ms(AHEAD_CONFIG)) is not None:

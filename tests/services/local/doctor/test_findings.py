@@ -44,25 +44,25 @@ def configs(**changed: str) -> dict[str, str]:
 
 def test_an_ordinary_topic_has_no_finding() -> None:
     """A retention of a week is no finding if no record is older than that by its own time."""
-    assert topic_findings(TopicFacts("metrics", 3, DEFAULTS, {"retention.ms": 0, "segment.ms": 0}), KAFKA) == []
+    assert topic_findings(TopicFacts("metrics", 3, DEFAULTS), KAFKA) == []
 
 
 def test_topics_that_penstock_creates_have_no_finding() -> None:
     """An event-time topic has no finding, even if it is named and full of old records."""
     made = DEFAULTS | dict(event_time_topic("clicks", 3).configs)
-    assert topic_findings(TopicFacts("clicks", 3, made, {"retention.ms": 9}, named=True), KAFKA) == []
+    assert topic_findings(TopicFacts("clicks", 3, made, due=9, named=True), KAFKA) == []
 
 
 def test_a_retention_by_size_is_not_one_by_time() -> None:
     """With `retention.bytes` alone Kafka deletes the first records, whatever their event times."""
     made = DEFAULTS | dict(event_time_topic("clicks", 3).configs) | {"retention.bytes": "1000"}
-    (finding,) = topic_findings(TopicFacts("clicks", 3, made, {}, named=True), KAFKA)
+    (finding,) = topic_findings(TopicFacts("clicks", 3, made, named=True), KAFKA)
     assert "retention.bytes=1000" in finding.message
 
 
 def test_records_older_than_the_retention_are_a_problem() -> None:
     """Records older than the retention are a problem with their number and the command that keeps them."""
-    facts = TopicFacts("clicks", 3, configs(retention_bytes="1000"), {"retention.ms": 12, "segment.ms": 0}, gone=5)
+    facts = TopicFacts("clicks", 3, configs(retention_bytes="1000"), due=12, gone=5)
     first, *others = topic_findings(facts, KAFKA)
     assert (first.level, first.about) == ("problem", "topic clicks")
     assert f"retention.ms={WEEK}, retention.bytes=1000" in first.message
@@ -70,7 +70,8 @@ def test_records_older_than_the_retention_are_a_problem() -> None:
     assert first.fix == f"{ALTER} clicks --add-config retention.ms=-1,retention.bytes=-1"
     assert str(first).startswith("problem  topic clicks: retention.ms=")
     assert str(first).endswith("; fix it with: " + first.fix)
-    assert levels(others) == ["warning"]  # The warning is about message.timestamp.after.max.ms.
+    # The warnings are about segment.ms and message.timestamp.after.max.ms.
+    assert levels(others) == ["warning"] * 2
 
 
 def test_a_named_topic_has_a_warning_for_each_risk() -> None:
@@ -174,8 +175,8 @@ def test_a_dead_letter_topic_needs_at_most_the_largest_limit_of_kafka() -> None:
 def test_each_topic_has_the_rules_of_its_kind() -> None:
     """Missing and leaderless topics are problems, and a dead-letter topic's retention is not checked."""
     topics = {
-        "clicks-dlq": TopicFacts("clicks-dlq", 1, DEFAULTS, {"retention.ms": 3}),
-        "visits-changelog": TopicFacts("visits-changelog", 1, DEFAULTS, {"retention.ms": 3}),
+        "clicks-dlq": TopicFacts("clicks-dlq", 1, DEFAULTS, due=3),
+        "visits-changelog": TopicFacts("visits-changelog", 1, DEFAULTS, due=3),
         "broken": TopicFacts("broken", 2, DEFAULTS, leaderless=(1,)),
     }
     findings = all_topic_findings(topics, ["gone"], ["visits"], KAFKA)
