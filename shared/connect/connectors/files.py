@@ -46,6 +46,8 @@ from penstock.shared.connect.task import Offsets, SinkTask
 
 NEVER_MS = float("inf")
 SUFFIX = {"parquet": ".parquet", "json": ".jsonl"}
+STORE_CONFIG_ERRORS = (TypeError, ValueError)
+"""What fsspec's stores raise if their settings are wrong."""
 
 
 def file_system_of(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
@@ -150,13 +152,21 @@ class FilesSinkTask(SinkTask):
         try:
             if data is not None:
                 await asyncio.to_thread(self._store_file, path, data)
-        except OSError as e:
+        except Exception as e:
+            if not self._is_temporary(e):
+                raise
             self.context.timeout(self._values["retry.backoff.ms"])
             raise RetriableError(f"{path}: {e}") from e
         del buffer[:count]
         for kept in (self._since, self._rejected):
             kept.pop(tp, None)
         self._written[tp] = last + 1
+
+    def _is_temporary(self, error: Exception) -> bool:
+        """Return whether a file that cannot be stored because of this error is written again."""
+        # fsspec's stores raise errors of their own, such as gcsfs' HttpError, and adlfs raises RuntimeError.
+        is_of_store = self._system is not None and not isinstance(error, STORE_CONFIG_ERRORS)
+        return is_of_store or isinstance(error, OSError)
 
     async def _encode_valid_records(self, tp: TopicPartition, records: list[SinkRecord]) -> bytes | None:
         """Return the bytes of a file with the valid records, or None if no record is valid.

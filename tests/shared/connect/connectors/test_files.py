@@ -11,14 +11,17 @@ import os
 import sys
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec import register_implementation
+from fsspec.implementations.memory import MemoryFileSystem
 
 from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.connectors.arrow_rows import NothingInIt, check_row, columns_of_file, table_of
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkTask, FileStreamSourceTask
 from penstock.shared.connect.connectors.files import FilesSinkConnector, FilesSinkTask
@@ -143,6 +146,43 @@ async def test_a_failed_batch_is_not_committed_within_a_file(tmp_path: Path) -> 
         await task.put([*records(A, 5, 10), *records(B, 3, 13)])
     delivered = {A: OffsetAndMetadata(5), B: OffsetAndMetadata(1)}
     assert await task.pre_commit(delivered) == {B: OffsetAndMetadata(1)}
+
+
+class Store(MemoryFileSystem):  # type: ignore[misc]
+    """A store of fsspec that fails once with each of `errors`."""
+
+    protocol = "failing"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    errors: ClassVar[list[Exception]] = []
+
+    def _open(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        if self.errors:
+            raise self.errors.pop(0)
+        return super()._open(path, *args, **kwargs)
+
+
+class StoreContext(Context):
+    """Allows the folder `failing://bucket`."""
+
+    files = AllowedFiles(("failing://bucket",))
+
+
+async def test_a_file_that_a_store_rejects_for_a_time_is_written_again() -> None:
+    """The stores of fsspec have errors of their own, which are temporary. Only errors of wrong settings are final."""
+    register_implementation("failing", Store, clobber=True)
+    settings = {"url": "failing://bucket", "format": "json", "flush.size": "2"}
+    task = FilesSinkTask()
+    task.initialize(context := StoreContext())
+    await task.start(settings)
+    Store.errors = [RuntimeError("Failed to upload block: ServerBusy"), LookupError("503"), ValueError("no bucket")]
+    for error in (RetriableError, RetriableError, ValueError):
+        with pytest.raises(error):
+            await task.put(records(A, 0, 2))
+    assert context.timeouts == [3_000] * 2
+    await task.put(records(A, 0, 2))
+    ((name, file),) = Store.store.items()
+    assert (name.rpartition("/")[2], file.getvalue().count(b"\n")) == (f"t+0+{0:020d}.jsonl", 2)
 
 
 async def test_invalid_records_are_reported_once(tmp_path: Path) -> None:
