@@ -17,7 +17,7 @@ def add_to_search_path(folder: str | None = None) -> str:
     return added
 
 
-def lacks_module(error: Exception, module: str) -> bool:
+def lacks_module(error: BaseException, module: str) -> bool:
     """Return whether the error of a module's import means that there is no such module.
 
     Otherwise the module itself raised the error.

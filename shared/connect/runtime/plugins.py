@@ -194,8 +194,8 @@ def _import_plugin_class(path: str, base: type) -> type | None:
         return None
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except Exception as e:
-        # A module may raise any error on import.
+    except (Exception, SystemExit) as e:
+        # A module may raise any error on import, and a script exits.
         if not lacks_module(e, module):
             log.warning("a plugin's module cannot be imported", module=module, error=str(e))
         return None
@@ -225,8 +225,8 @@ def _entry_points() -> Iterator[tuple[str | None, type]]:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         try:
             plugin = entry.load()
-        except Exception as e:
-            # A third party's module may raise any error.
+        except (Exception, SystemExit) as e:
+            # A third party's module may raise any error, and a script exits.
             log.warning("a plugin cannot be loaded", plugin=entry.name, error=f"{type(e).__name__}: {e}")
             continue
         if kinds_of(plugin):

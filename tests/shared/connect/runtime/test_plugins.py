@@ -16,7 +16,13 @@ from penstock.shared.connect.builtin import BUILTIN
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector, FileStreamSourceConnector
 from penstock.shared.connect.errors import ConnectorNotFound
 from penstock.shared.connect.runtime.config_validation import validate_connector
-from penstock.shared.connect.runtime.plugins import KINDS, Plugins, class_name, connector_type
+from penstock.shared.connect.runtime.plugins import (
+    ENTRY_POINT_GROUP,
+    KINDS,
+    Plugins,
+    class_name,
+    connector_type,
+)
 from penstock.shared.connect.runtime.worker_config import worker_config
 from tests.documents import ROOT
 from tests.shared.connect.harness import STRING
@@ -69,6 +75,23 @@ def test_a_class_whose_module_cannot_be_imported_is_logged(tmp_path: Path, monke
                 Plugins([]).connector_class(name)
     assert {(line["module"], line["error"]) for line in logged} == {
         ("connector_with_dependency", "No module named 'nowhere_at_all'")
+    }
+
+
+def test_a_module_that_exits_when_it_is_imported_has_no_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the module of a class path or of an entry point is a script that exits, the worker logs this and goes on."""
+    (tmp_path / "script_that_exits.py").write_text("raise SystemExit('usage: script_that_exits FILE')")
+    installed = tmp_path / "script-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Name: script\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\nscript = script_that_exits:Own\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with structlog.testing.capture_logs() as logged, pytest.raises(ConfigError):
+        Plugins.installed().connector_class("script_that_exits.Own")
+    errors = {line["event"]: line["error"] for line in logged}
+    assert errors == {
+        "a plugin cannot be loaded": "SystemExit: usage: script_that_exits FILE",
+        "a plugin's module cannot be imported": "usage: script_that_exits FILE",
     }
 
 
