@@ -137,8 +137,12 @@ class NodeServer:
         except asyncio.CancelledError:
             # `close_connections` cancels this task. asyncio's streams may report a cancellation as an error.
             pass
-        except Exception as e:
-            # A test's hook or the broker failed. The cluster raises the error when it is closed.
+        except (GeneratorExit, KeyboardInterrupt, SystemExit):
+            # The event loop ends.
+            raise
+        except BaseException as e:
+            # A test's hook or the broker failed. The cluster raises the error when it is closed. `pytest.fail` raises
+            # an error that is no Exception.
             self._after(e)
         finally:
             del self._connections[task]

@@ -359,11 +359,14 @@ async def test_a_hook_acts_at_most_its_number_of_times(cluster: FakeCluster) -> 
         assert sorted(row[0] for row in await asyncio.gather(*requests)) == ["LEADER_NOT_AVAILABLE", "NONE"]
 
 
-async def test_an_exception_of_a_hook_is_raised() -> None:
-    """An exception in a hook closes the connection, and is raised when the cluster is closed."""
+@pytest.mark.parametrize("error", [AssertionError, pytest.fail.Exception])
+async def test_an_exception_of_a_hook_is_raised(error: type[BaseException]) -> None:
+    """An exception in a hook closes the connection, and is raised when the cluster is closed. So is that of
+    `pytest.fail`, which is no `Exception`.
+    """
 
     def wrong(request: Request) -> Action | None:
-        raise AssertionError(f"not this: {request.api.name}")
+        raise error(f"not this: {request.api.name}")
 
     async def run() -> None:
         async with FakeCluster() as cluster, connected(cluster) as wire:
@@ -371,7 +374,7 @@ async def test_an_exception_of_a_hook_is_raised() -> None:
             wire.send(Api.METADATA)
             assert await wire.is_closed()
 
-    with pytest.raises(AssertionError, match="not this: METADATA"):
+    with pytest.raises(error, match="not this: METADATA"):
         await run()
 
 
