@@ -548,6 +548,8 @@ def _create_group_member(
         session_timeout_ms=settings.session_timeout_ms,
         heartbeat_interval_ms=settings.heartbeat_interval_ms,
         max_poll_interval_ms=settings.max_poll_interval_ms,
+        # A revocation waits for a commit, which may take as long as the producer's `delivery_timeout_ms`.
+        listener_timeout_ms=settings.max_poll_interval_ms,
         auto_offset_reset="none",
         isolation_level="read_committed",
         commit_strategy="none",
