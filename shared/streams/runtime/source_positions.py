@@ -287,15 +287,20 @@ class SourcePositions:
         # One error for all partitions, because one command sets all of them back.
         if ahead:
             raise GroupAhead(application, ahead)
-        await self._set_start_offsets(task, consumer, found)
+        for at, held in (await self._fetch_held_offsets(consumer, found)).items():
+            self._set_start_offset(task, at, found[at], held)
         await self._drop_unread_topics(task)
 
-    async def check(self, task: StreamTask, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
-        """Compare a running task's positions with the partitions' extents.
+    async def check(self, tasks: Iterable[StreamTask], consumer: Consumer) -> None:
+        """Compare the positions of restored tasks with the extents of their assigned partitions, in one lookup.
 
         With `on_missing_source_offsets` = `skip`, move positions whose records were deleted.
         """
-        await self._set_start_offsets(task, consumer, {at: task.sources.get(at.topic) for at in partitions})
+        by_partition = {task.partition: task for task in tasks}
+        assigned = [at for at in consumer.assignment() if at.partition in by_partition]
+        for at, held in (await self._fetch_held_offsets(consumer, assigned)).items():
+            task = by_partition[at.partition]
+            self._set_start_offset(task, at, task.sources.get(at.topic), held)
 
     async def _drop_unread_topics(self, task: StreamTask) -> None:
         """Forget positions in repartition topics that the topology no longer reads.
@@ -325,28 +330,26 @@ class SourcePositions:
             task.source_ids.pop(topic, None)
             task.needs_commit = True
 
-    async def _set_start_offsets(
-        self, task: StreamTask, consumer: Consumer, positions: Mapping[TopicPartition, int | None]
+    def _set_start_offset(
+        self, task: StreamTask, at: TopicPartition, position: int | None, held: PartitionExtent
     ) -> None:
-        for at, held in (await self._fetch_held_offsets(consumer, positions)).items():
-            position = positions[at]
-            start = start_position_of(
-                at, position, task.source_ids.get(at.topic), held, self._settings.on_missing_source_offsets
+        start = start_position_of(
+            at, position, task.source_ids.get(at.topic), held, self._settings.on_missing_source_offsets
+        )
+        if start.skipped:
+            self._skipped.labels(topic=at.topic, partition=at.partition).inc(start.skipped)
+            log.error(
+                "source offsets were deleted before they were read: continuing without them",
+                topic=at.topic,
+                partition=at.partition,
+                from_offset=position,
+                to_offset=start.offset - 1,
+                offsets=start.skipped,
             )
-            if start.skipped:
-                self._skipped.labels(topic=at.topic, partition=at.partition).inc(start.skipped)
-                log.error(
-                    "source offsets were deleted before they were read: continuing without them",
-                    topic=at.topic,
-                    partition=at.partition,
-                    from_offset=position,
-                    to_offset=start.offset - 1,
-                    offsets=start.skipped,
-                )
-                # The next start would otherwise report the same gap again.
-                task.needs_commit = True
-            task.sources[at.topic] = start.offset
-            task.source_ids[at.topic] = held.topic_id
+            # The next start would otherwise report the same gap again.
+            task.needs_commit = True
+        task.sources[at.topic] = start.offset
+        task.source_ids[at.topic] = held.topic_id
 
     async def _fetch_held_offsets(
         self, consumer: Consumer, partitions: Iterable[TopicPartition]

@@ -228,7 +228,7 @@ class StreamWorker(RebalanceListener):
         async with self._lock:
             for partition, one in self._tasks.running().items():
                 try:
-                    await self._positions.check(one.task, self._consumer, self._assigned_partitions_of(partition))
+                    await self._positions.check([one.task], self._consumer)
                 except RetriableError as e:
                     # The next poll reports again that the position is out of range.
                     log.warning("the source's offsets cannot be looked up", partition=partition, reason=str(e))
@@ -345,13 +345,15 @@ class StreamWorker(RebalanceListener):
             # Other members own the other partitions now: the next failure there is the first in a row.
             owned_now = assigned | self._owned.keys()
             self._failures = {partition: count for partition, count in self._failures.items() if partition in owned_now}
+            resumed = {
+                partition: owned
+                for partition, owned in self._suspended.items()
+                if is_next and partition in assigned and self._knows_all_positions(owned, partition)
+            }
+            await self._check_positions(resumed.values())
             for partition in assigned:
-                if (
-                    is_next
-                    and partition in self._suspended
-                    and self._knows_all_positions(self._suspended[partition], partition)
-                ):
-                    self._owned[partition] = self._suspended[partition]
+                if partition in resumed:
+                    self._owned[partition] = resumed[partition]
                     self._seek_to_task(partition)
                 else:
                     if partition in self._suspended:
@@ -476,6 +478,18 @@ class StreamWorker(RebalanceListener):
         return owned.task is not None and all(
             at.topic in owned.task.sources for at in self._assigned_partitions_of(partition)
         )
+
+    async def _check_positions(self, resumed: Iterable[OwnedTask]) -> None:
+        """Check the positions of tasks that continue after a rebalance: it may be due to a source topic that was
+        created again."""
+        tasks = [owned.task for owned in resumed if owned.task is not None]
+        if not tasks:
+            return
+        try:
+            await self._positions.check(tasks, self._consumer)
+        except RetriableError as e:
+            # Without the check, the tasks continue: to restore them, the same lookup would be necessary.
+            log.warning("the source's offsets cannot be looked up", reason=str(e))
 
     def _assigned_partitions_of(self, partition: int) -> list[TopicPartition]:
         assigned = self._consumer.assignment()

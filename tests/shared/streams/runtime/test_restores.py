@@ -453,6 +453,69 @@ async def test_lost_records_of_a_source_end_a_running_worker() -> None:
             await lose_and_grow()
 
 
+async def test_a_source_topic_that_is_recreated_before_a_rebalance_ends_a_running_worker() -> None:
+    """If a rebalance returns a partition to its task, but the source topic was deleted and created again, the worker
+    ends, even if the task's position is within the new topic."""
+    sent = asyncio.Event()
+
+    async def grown() -> bool:
+        tasks = worker.tasks().values()
+        return any(one.task is not None and one.task.sources["clicks"] > 10 for one in tasks)
+
+    async def hold(_: Request) -> None:
+        await sent.wait()
+
+    async def recreate_and_rebalance() -> None:
+        async with running(worker) as loop:
+            await wait_or_raise(loop, chain.wait_processed(worker))
+            cluster.control(Api.FETCH, hold)
+            cluster.delete_topic("clicks")
+            cluster.create_topic("clicks")
+            await chain.send(40)
+            worker.consumer.enforce_rebalance()
+            sent.set()
+            await wait_or_raise(loop, until(rebalanced))
+            await wait_or_raise(loop, until(grown))
+
+    async def rebalanced() -> bool:
+        return worker.consumer.group_metadata().generation_id > 1
+
+    configs = {"group.min.session.timeout.ms": "10"}
+    async with FakeCluster(configs=configs) as cluster, chain_of(cluster, "clicks", 1) as chain:
+        await chain.send(10)
+        worker = chain.worker()
+        with pytest.raises(SourceTopicChanged, match=r"clicks was deleted and created again"):
+            await recreate_and_rebalance()
+
+
+async def test_a_task_continues_after_a_rebalance_if_its_positions_cannot_be_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker that does not answer in a rebalance costs no restore."""
+    lookups: list[SourcePositions] = []
+
+    async def fail(self: SourcePositions, *given: object) -> None:
+        lookups.append(self)
+        raise KafkaTimeout("no answer")
+
+    async def resumed() -> bool:
+        return bool(lookups) and 0 in worker.tasks()
+
+    async with FakeCluster() as cluster, chain_of(cluster, "clicks", 1) as chain:
+        await chain.send(10)
+        worker = chain.worker(session_timeout_ms=10_000)
+        async with running(worker) as loop:
+            await wait_or_raise(loop, chain.wait_processed(worker))
+            before = worker.tasks()[0].task
+            monkeypatch.setattr(SourcePositions, "check", fail)
+            worker.consumer.enforce_rebalance()
+            await wait_or_raise(loop, until(resumed))
+            assert worker.tasks()[0].task is before
+            await chain.send(10)
+            await wait_or_raise(loop, chain.wait_processed(worker))
+    assert len(lookups) == 1
+
+
 async def test_a_group_offset_in_an_open_transaction_is_valid() -> None:
     """A task may start at an offset that another client committed above the last stable offset."""
     at, builder, own = TopicPartition("t", 0), StreamsBuilder(), StreamsSettings(start_from_group_offsets=True)
