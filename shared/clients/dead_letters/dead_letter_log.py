@@ -310,40 +310,48 @@ class DeadLetterLog:
                 raise
             except PenstockError as e:
                 unusable[topic] = e
-        records = []
         sent = []
+        goes_on = True
         for execution, work, dead_letter in chosen:
             topic = to or dead_letter.record.topic
             if topic in unusable:
-                self._note_failed(scheduler, execution, work, unusable[topic], result)
+                _note_outcome(scheduler, execution, work, unusable[topic], result)
                 continue
             partition = dead_letter.record.partition
             if topic == dead_letter.record.topic:
-                records.append(replay_record(dead_letter, partition if partition in known[topic] else None))
+                record = replay_record(dead_letter, partition if partition in known[topic] else None)
             else:
-                records.append(replace(replay_record(dead_letter, None), topic=topic))
-            sent.append((execution, work))
-        outcomes = await (await producer.send_many(records))
-        # Because of one record Kafka rejects the whole batch, so send each record of the batch again, alone.
-        for i, outcome in enumerate(outcomes):
+                record = replace(replay_record(dead_letter, None), topic=topic)
+            sent.append((execution, work, record))
+        outcomes = await (await producer.send_many([record for _, _, record in sent]))
+        # Note each outcome as soon as it is known, so that an interrupted replay commits what it has sent.
+        rejected = []
+        for (execution, work, record), outcome in zip(sent, outcomes, strict=True):
             if isinstance(outcome, DataError):
-                (outcomes[i],) = await (await producer.send_many([records[i]]))
-        for (execution, work), outcome in zip(sent, outcomes, strict=True):
-            if isinstance(outcome, RecordMetadata):
-                scheduler.settle(execution, finished=[work])
-                result.sent += 1
+                rejected.append((execution, work, record))
             else:
-                self._note_failed(scheduler, execution, work, outcome, result)
-        return all(isinstance(outcome, RecordMetadata | DataError) for outcome in outcomes)
+                goes_on &= _note_outcome(scheduler, execution, work, outcome, result)
+        # Because of one record Kafka rejects the whole batch, so send each record of the batch again, alone.
+        for execution, work, record in rejected:
+            (outcome,) = await (await producer.send_many([record]))
+            goes_on &= _note_outcome(scheduler, execution, work, outcome, result)
+        return goes_on
 
-    def _note_failed(
-        self, scheduler: KeyScheduler, execution: Execution, work: Work, error: Exception, result: ReplayResult
-    ) -> None:
-        scheduler.settle(execution, retry=[work], due_ms=NEVER_MS)
-        result.failed += 1
-        if len(result.errors) < ERRORS_MAX:
-            at = f"{execution.topic_partition}@{work.offset}"
-            result.errors += (f"{at}: {type(error).__name__}: {error}",)
+
+def _note_outcome(
+    scheduler: KeyScheduler, execution: Execution, work: Work, outcome: RecordMetadata | Exception, result: ReplayResult
+) -> bool:
+    """Settle a record by the outcome of its send. Returns whether it was sent, or rejected by Kafka."""
+    if isinstance(outcome, RecordMetadata):
+        scheduler.settle(execution, finished=[work])
+        result.sent += 1
+        return True
+    scheduler.settle(execution, retry=[work], due_ms=NEVER_MS)
+    result.failed += 1
+    if len(result.errors) < ERRORS_MAX:
+        at = f"{execution.topic_partition}@{work.offset}"
+        result.errors += (f"{at}: {type(outcome).__name__}: {outcome}",)
+    return isinstance(outcome, DataError)
 
 
 def _finished_ranges(committed: OffsetAndMetadata) -> Ranges:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from types import MappingProxyType
@@ -27,7 +28,12 @@ from penstock.shared.clients.dead_letters.dead_letter import (
     replay_record,
     shortened,
 )
-from penstock.shared.clients.dead_letters.dead_letter_log import DeadLetterLog, dead_letter_filter, replay_group
+from penstock.shared.clients.dead_letters.dead_letter_log import (
+    DeadLetterLog,
+    ReplayResult,
+    dead_letter_filter,
+    replay_group,
+)
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import DataError, IllegalState
 from penstock.shared.common.records import ConsumerRecord, Headers, OffsetAndMetadata, ProducerRecord, TopicPartition
@@ -387,6 +393,31 @@ async def test_a_record_that_kafka_rejects_for_good(kafka: KafkaSettings) -> Non
         assert [entry.replayed async for entry in log.entries()] == [True, False, True, True, True]
         again = await log.replay(producer, lambda _: True, limit=10)
         assert (again.sent, again.failed) == (0, 1)
+
+
+async def test_an_interrupted_replay_keeps_what_it_has_sent() -> None:
+    """It also commits the records of a rejected batch that it has sent again one by one."""
+    requests: list[Request] = []
+    replays: list[asyncio.Task[ReplayResult]] = []
+
+    def interrupt(request: Request) -> None:
+        # The batch of all three, the first record, and then the second one.
+        requests.append(request)
+        if len(requests) == 3:
+            replays[0].cancel()
+
+    async with FakeCluster() as cluster:
+        for topic in ("clicks", TOPIC):
+            cluster.create_topic(topic, partitions=1)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        await write(kafka, 3, timestamps={1: 2**50})
+        cluster.control(Api.PRODUCE, interrupt)
+        async with DeadLetterLog(kafka, TOPIC) as log, Producer(kafka) as producer:
+            replays.append(asyncio.create_task(log.replay(producer, lambda _: True, limit=10)))
+            with pytest.raises(asyncio.CancelledError):
+                await replays[0]
+        async with DeadLetterLog(kafka, TOPIC) as log:
+            assert [entry.replayed async for entry in log.entries()] == [True, False, False]
 
 
 async def test_entries_that_were_not_read_to_the_end(kafka: KafkaSettings) -> None:
