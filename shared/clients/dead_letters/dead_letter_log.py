@@ -184,7 +184,7 @@ class DeadLetterLog:
         self, producer: Producer, wanted: Wanted, *, limit: int, include_replayed: bool = False, to: str | None = None
     ) -> ReplayResult:
         """Send the dead letters that `wanted` selects, at most `limit`, to their source topics, or all to the topic
-        `to`.
+        `to`. The replay also ends when `limit` records have failed.
 
         Dead letters that were cut are never sent. Those that were replayed before are sent again only if
         `include_replayed` is True. In its source topic a record goes to its original partition if that exists.
@@ -226,8 +226,8 @@ class DeadLetterLog:
                     columns = columns[int(columns.offsets.searchsorted(position.offset)) :]
                 scheduler.deliver(columns)
                 for each in (again, scheduler):
-                    while result.sent < limit and (
-                        chosen := self._choose_dead_letters(each, wanted, limit - result.sent, result)
+                    while chosen := self._choose_dead_letters(
+                        each, wanted, limit - max(result.sent, result.failed), result
                     ):
                         is_complete &= await self._send_dead_letters(producer, each, chosen, result, to, unusable)
                 # 3. Raise if the partition has too many records that were not sent. There are two limits: the length of
@@ -245,7 +245,7 @@ class DeadLetterLog:
                             f"{columns.topic_partition}: {LEFT_OUT_MAX} records or more are left out, including those "
                             f"that are no dead letters; replay or delete the earlier ones first{cause}"
                         )
-                if result.sent >= limit or not is_complete:
+                if max(result.sent, result.failed) >= limit or not is_complete:
                     break
         finally:
             # 4. Commit what was sent, also after an error. Commit the other partitions again, although their progress

@@ -395,6 +395,14 @@ async def test_a_record_that_kafka_rejects_for_good(kafka: KafkaSettings) -> Non
         assert (again.sent, again.failed) == (0, 1)
 
 
+async def test_a_replay_ends_when_as_many_records_have_failed_as_it_may_send(kafka: KafkaSettings) -> None:
+    """If Kafka rejects every record, the replay does not try all records of the topic."""
+    await write(kafka, 5, timestamps=dict.fromkeys(range(5), 2**50))
+    async with DeadLetterLog(kafka, TOPIC) as log, Producer(kafka) as producer:
+        result = await log.replay(producer, lambda _: True, limit=2)
+        assert (result.sent, result.failed) == (0, 2)
+
+
 async def test_an_interrupted_replay_keeps_what_it_has_sent() -> None:
     """It also commits the records of a rejected batch that it has sent again one by one."""
     requests: list[Request] = []
