@@ -188,9 +188,10 @@ class DeadLetterLog:
 
         Dead letters that were cut are never sent. Those that were replayed before are sent again only if
         `include_replayed` is True. In its source topic a record goes to its original partition if that exists.
-        In every other case the producer's partitioner chooses. A record only counts as failed if Kafka rejects it
-        (DataError), or if its topic does not exist or cannot be used. After a record that could not be sent for another
-        reason, no further batch is read.
+        In every other case the producer's partitioner chooses.
+
+        Each record that could not be sent counts as failed. If Kafka rejects it (DataError), or if its topic does not
+        exist or cannot be used, the replay continues. After any other error, no further batch is read.
 
         Raises IllegalState if too many records of a partition are left out: LEFT_OUT_MAX, or more than a commit's
         metadata can hold. Raises DataError if the metadata of the last replay's commit is damaged and
