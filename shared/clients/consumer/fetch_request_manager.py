@@ -7,7 +7,7 @@ event that may change them: a response, records taken, a seek, an assignment, th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 
 from penstock.shared.clients.connection import Connection, list_offsets
 from penstock.shared.clients.consumer.fetcher import Fetch, Fetcher, OffsetLookup
@@ -16,7 +16,7 @@ from penstock.shared.clients.consumer.subscription_state import Move, ResetPolic
 from penstock.shared.clients.protocol.fetch import FetchRequest
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.errors import IllegalState, NotLeaderOrFollower, PenstockError, RetriableError
+from penstock.shared.common.errors import IllegalState, PenstockError, RetriableError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.repeated_failure import RepeatedFailure
@@ -59,6 +59,8 @@ class FetchRequestManager:
         self._refreshed_ms = 0.0
         # The repeated failures by what could not be fetched, to log them.
         self._failing: dict[str, RepeatedFailure] = {}
+        # The partitions whose last fetch failed.
+        self._failed: set[TopicPartition] = set()
         self._broken: BaseException | None = None
         self._is_open = False
         self._waiters: set[asyncio.Future[None]] = set()
@@ -90,6 +92,10 @@ class FetchRequestManager:
         partitions = list(partitions)
         self._metrics.no_lag(self.fetcher.assignment.difference(partitions))
         self.fetcher.assign(partitions, kept)
+        gone = self._failed - self.fetcher.assignment
+        self._failed -= gone
+        for topic in {tp.topic for tp in gone} - {tp.topic for tp in self._failed}:
+            self._failing.pop(f"records of {topic}", None)
         for topic in dict.fromkeys(tp.topic for tp in partitions):
             self._connection.watch(topic)
         self.pump()
@@ -202,16 +208,15 @@ class FetchRequestManager:
         try:
             response = await self._connection.fetch(fetch.node, request, f"fetch from node {fetch.node}")
         except PenstockError as e:
-            log.debug("fetch failed", client_id=self._connection.client_id, node=fetch.node, reason=str(e))
             self.fetcher.failed(fetch, e, self._clock.monotonic_ms())
             self._metrics.fetch_failed()
+            # `take` raises any other error.
+            if isinstance(e, RetriableError):
+                self._log_outcome(f"records from node {fetch.node}", e)
         else:
             now_ms = self._clock.monotonic_ms()
-            errors = self.fetcher.received(fetch, response, now_ms)
-            for tp in fetch.wanted if errors or self._failing else ():
-                # A leader that moved is usual, and new metadata names the new one.
-                if not isinstance(error := errors.get(tp), NotLeaderOrFollower):
-                    self._log_outcome(f"records of {tp}", error)
+            self._log_outcome(f"records from node {fetch.node}", None)
+            self._log_partitions(self.fetcher.received(fetch, response, now_ms))
             self._report_moves()
             size = sum(len(fetched.records) for fetched in response.partitions.values())
             self._metrics.fetched(now_ms - started_ms, size)
@@ -238,6 +243,22 @@ class FetchRequestManager:
                 self._log_outcome(what, e)
         self.pump()
 
+    def _log_partitions(self, outcomes: Mapping[TopicPartition, PenstockError | None]) -> None:
+        """Log the failures of partitions by topic. A topic's failure ends when none of its partitions fails."""
+        if not self._failed and not any(outcomes.values()):
+            return
+        repeated: dict[str, PenstockError] = {}
+        for tp, error in outcomes.items():
+            if error is None:
+                self._failed.discard(tp)
+            # The first failure is not logged: a leader that moved is usual, and new metadata names the new one.
+            elif tp not in self._failed:
+                self._failed.add(tp)
+            else:
+                repeated.setdefault(tp.topic, error)
+        for topic in {tp.topic for tp in outcomes} - {tp.topic for tp in self._failed} | repeated.keys():
+            self._log_outcome(f"records of {topic}", repeated.get(topic))
+
     def _log_outcome(self, what: str, error: PenstockError | None) -> None:
         """Log a failure that is retried, at growing intervals, and its end."""
         if error is None and what not in self._failing:
@@ -247,9 +268,9 @@ class FetchRequestManager:
         now_ms = self._clock.monotonic_ms()
         if error is None:
             del self._failing[what]
-            log.info("fetched again", **fields, **(failure.succeeded(now_ms) or {}))
+            log.info("fetching works again", **fields, **(failure.succeeded(now_ms) or {}))
         elif (times := failure.failed(now_ms)) is not None:
-            log.warning("cannot be fetched, trying on", **fields, reason=str(error), **times)
+            log.warning("fetching fails, trying on", **fields, reason=str(error), **times)
 
     def _report_moves(self) -> None:
         for tp, move in self.fetcher.moves().items():

@@ -380,21 +380,28 @@ class Fetcher:
             if not isinstance(error, RetriableError):
                 self._fail_partition(tp, state, error)
 
-    def received(self, fetch: Fetch, response: FetchResponse, now_ms: float) -> dict[TopicPartition, PenstockError]:
-        """Apply the response to a fetch. Returns the errors that are retried."""
-        errors: dict[TopicPartition, PenstockError] = {}
+    def received(
+        self, fetch: Fetch, response: FetchResponse, now_ms: float
+    ) -> dict[TopicPartition, PenstockError | None]:
+        """Apply the response to a fetch. Returns the errors that are retried, and None for each fetched partition.
+
+        Leaves out partitions with any other error, and those for which the response is ignored.
+        """
+        outcomes: dict[TopicPartition, PenstockError | None] = {}
         for tp, state in self._close_request(fetch):
             fetched = response.partitions.get(tp)
             # A broker may leave a partition out of its response. That is retried, like an unknown error.
             code = response.error_code or (UNKNOWN_SERVER_ERROR if fetched is None else fetched.error_code)
             if fetched is None or code:
                 if (error := self._handle_fetch_error(tp, state, code, now_ms)) is not None:
-                    errors[tp] = error
-            elif fetched.diverged_at is not None:
+                    outcomes[tp] = error
+                continue
+            outcomes[tp] = None
+            if fetched.diverged_at is not None:
                 self._handle_diverging_epoch(tp, state, fetched.diverged_at, fetched.high_watermark)
             else:
                 self._add_completed_fetch(tp, state, fetched)
-        return errors
+        return outcomes
 
     def _handle_diverging_epoch(
         self, tp: TopicPartition, state: FetcherPartition, end_offset: int, high_watermark: int

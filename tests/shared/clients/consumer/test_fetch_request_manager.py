@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Iterable, MutableMapping
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -265,7 +267,8 @@ async def test_no_broker_at_all() -> None:
     [
         (Api.OFFSET_FETCH, ErrorCode.UNSTABLE_OFFSET_COMMIT, "committed offsets"),
         (Api.LIST_OFFSETS, ErrorCode.NOT_LEADER_OR_FOLLOWER, "offsets of t"),
-        (Api.FETCH, ErrorCode.UNKNOWN_SERVER_ERROR, "records of t-0"),
+        (Api.FETCH, ErrorCode.UNKNOWN_SERVER_ERROR, "records of t"),
+        (Api.FETCH, ErrorCode.KAFKA_STORAGE_ERROR, "records of t"),
     ],
 )
 async def test_a_failure_that_is_repeated_is_logged(api: Api, code: ErrorCode, what: str) -> None:
@@ -288,11 +291,76 @@ async def test_a_failure_that_is_repeated_is_logged(api: Api, code: ErrorCode, w
     ]
 
 
+def levels(logged: Iterable[MutableMapping[str, Any]], what: str) -> list[str]:
+    return [line["log_level"] for line in logged if line.get("what") == what]
+
+
+async def test_a_fetch_that_fails_as_a_whole_is_logged_by_node() -> None:
+    """The log has the broker that does not respond, and the end of the failure."""
+    async with FakeCluster() as cluster:
+        await fill(cluster, 5)
+        control = cluster.control(Api.FETCH, Close())
+        with capture_logs() as logged:
+            async with Consumer(settings_of(cluster), EARLIEST) as consumer:
+                consumer.assign([T0, T1])
+                while control.acted < 4:
+                    assert await consumer.poll(20) == {}
+                control.remove()
+                await read(consumer, 10)
+    assert levels(logged, "records from node 1") == ["warning", "info"]
+
+
+async def test_the_failures_of_a_topic_s_partitions_are_logged_together() -> None:
+    """There is one line for all of them. The failure ends when none of the partitions fails."""
+    async with FakeCluster() as cluster:
+        await fill(cluster, 5)
+        control = cluster.control(Api.FETCH, Fail(ErrorCode.UNKNOWN_SERVER_ERROR, [T0, T1]))
+        with capture_logs() as logged:
+            async with Consumer(settings_of(cluster), EARLIEST) as consumer:
+                consumer.assign([T0, T1])
+                while control.acted < 4:
+                    assert await consumer.poll(20) == {}
+                control.remove()
+                control = cluster.control(Api.FETCH, Fail(ErrorCode.UNKNOWN_SERVER_ERROR, [T0]))
+                assert (await read(consumer, 5)).keys() == {T1}
+                assert levels(logged, "records of t") == ["warning"]
+                control.remove()
+                await read(consumer, 5)
+    assert levels(logged, "records of t") == ["warning", "info"]
+
+
+async def test_a_failure_without_a_later_fetch_does_not_end_in_the_log() -> None:
+    """Another error, or the loss of the partition, is no fetch that works again."""
+    async with FakeCluster() as cluster:
+        await fill(cluster, 5)
+
+        async def fail_repeatedly(consumer: Consumer) -> None:
+            control = cluster.control(Api.FETCH, Fail(ErrorCode.UNKNOWN_SERVER_ERROR, [T0]))
+            while control.acted < 3:
+                assert await consumer.poll(20) == {}
+            control.remove()
+
+        with capture_logs() as logged:
+            async with Consumer(settings_of(cluster), EARLIEST) as consumer:
+                consumer.assign([T0])
+                await fail_repeatedly(consumer)
+                control = cluster.control(Api.FETCH, Fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED, [T0]))
+                with pytest.raises(AuthorizationFailed):
+                    await read_on(consumer, {})
+                control.remove()
+                assert levels(logged, "records of t") == ["warning"]
+                consumer.assign([T1])
+                await read(consumer, 5)
+                consumer.assign([T0])
+                await read(consumer, 5)
+                assert levels(logged, "records of t") == ["warning"]
+
+
 async def test_a_moved_leader_is_no_failure_to_log() -> None:
-    """A fetch from a broker that no longer leads the partition logs no warning."""
+    """A single fetch from a broker that no longer leads the partition logs no warning."""
     async with FakeCluster() as cluster:
         await fill(cluster, 5, partitions=1)
-        cluster.control(Api.FETCH, Fail(ErrorCode.NOT_LEADER_OR_FOLLOWER), times=3)
+        cluster.control(Api.FETCH, Fail(ErrorCode.NOT_LEADER_OR_FOLLOWER), times=1)
         with capture_logs() as logged:
             async with Consumer(settings_of(cluster), EARLIEST) as consumer:
                 consumer.assign([T0])

@@ -506,6 +506,25 @@ def test_a_top_level_error_or_a_missing_partition() -> None:
     assert (scene.fetches(), scene.take()) == ({}, {})
 
 
+def test_the_outcomes_of_a_response() -> None:
+    """They are the errors that are retried, and None for fetched partitions. A partition with another error, or that
+    was moved by a seek meanwhile, has no outcome."""
+    offsets = {TopicPartition("a", number): number for number in range(5)}
+    scene = Scene()
+    scene.leaders = dict.fromkeys(offsets, 1)
+    scene.at(**{f"a{tp.partition}": offset for tp, offset in offsets.items()})
+    fetch = scene.fetches()[1]
+    scene.fetcher.seek(TopicPartition("a", 4), 0)
+    codes = dict(zip(offsets, (0, NOT_LEADER, UNKNOWN, UNAUTHORIZED, NOT_LEADER), strict=True))
+    response = FetchResponse({tp: FetchedPartition(code) for tp, code in codes.items()})
+    outcomes = scene.fetcher.received(fetch, response, scene.now)
+    assert {tp.partition: error and type(error).__name__ for tp, error in outcomes.items()} == {
+        0: None,
+        1: "NotLeaderOrFollower",
+        2: "BrokerError",
+    }
+
+
 def test_an_authorization_error_is_raised_once() -> None:
     """An authorization error is raised once, at the partition's turn. Then the fetch is retried."""
     scene = Scene().at(a0=0, a1=0)
