@@ -273,7 +273,7 @@ async def test_no_broker_at_all() -> None:
 )
 async def test_a_failure_that_is_repeated_is_logged(api: Api, code: ErrorCode, what: str) -> None:
     """The log has the reason why a consumer reads nothing, not once for each attempt, and the end of the failure."""
-    settings = EARLIEST.model_copy(update={"group_id": "g", "commit_timeout_ms": 20})
+    settings = EARLIEST.model_copy(update={"group_id": "g", "commit_timeout_ms": 200})
     async with FakeCluster() as cluster:
         await fill(cluster, 5, partitions=1)
         control = cluster.control(api, Fail(code))
