@@ -8,14 +8,15 @@
             consumer.commit_async()
 
 The records that a poll returned count as processed when the next poll is made. Heartbeats are sent in the background.
-In a group, the rebalance listener's calls begin inside polls and `close`. A listener that commits therefore covers the
-processed records.
+In a group, the rebalance listener is only called from polls and `close`. The returned records count as processed by
+then, so a commit by the listener covers them.
 
     async for record in consumer:
         ...
 
 Here each record counts as processed when the next one is requested. A `commit` in the body includes the body's record.
-A `close` leaves out the last record, also after a `break`. A `commit` by the listener during `close` leaves it out too.
+The automatic commit of `close` does not include the last record, also after a `break`. Nor does a `commit` by the
+listener during `close`.
 No automatic commit goes below an offset that the user has committed, unless the position has moved back since.
 
 Outside of polls, each lookup of an offset ends within `request_timeout_ms`, or raises KafkaTimeout. Polls retry their
