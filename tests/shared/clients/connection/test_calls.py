@@ -235,7 +235,12 @@ async def test_all_topics_are_requested_if_they_are_watched_during_an_update() -
         cluster.create_topic("t", 1)
         connection = Connection(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers))
         await connection.open()
-        cluster.control(Api.METADATA, lambda _: connection.watch_all(), times=1)
+
+        def watch_all(_: Request) -> None:
+            control.remove()
+            connection.watch_all()
+
+        control = cluster.control(Api.METADATA, watch_all)
         assert await connection.refresh_metadata()
         assert connection.topics() == {"t"}
         await connection.close()
