@@ -28,10 +28,11 @@ from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.records import TopicPartition
 
 PROTOCOL_TYPE = "consumer"
-NEWEST_VERSION = struct.pack(">h", 3)
+NEWEST_VERSION = 3
 OWNED_SINCE = 1
 GENERATION_SINCE = 2
 RACK_SINCE = 3
+_HEAD = struct.pack(">h", NEWEST_VERSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Assignment:
 def encode_subscription(subscription: Subscription) -> bytes:
     """Encode a subscription in the newest version; topics and partitions are sorted as in Java."""
     return (
-        NEWEST_VERSION
+        _HEAD
         + encode_array(encode_string(topic) for topic in sorted(subscription.topics))
         + encode_bytes(subscription.user_data)
         + _encode_partitions(sorted(subscription.owned))
@@ -83,7 +84,7 @@ def decode_subscription(data: bytes) -> Subscription:
 
 def encode_assignment(assignment: Assignment) -> bytes:
     """Encode an assignment in the newest version; all versions have the same fields."""
-    return NEWEST_VERSION + _encode_partitions(assignment.partitions) + encode_bytes(assignment.user_data)
+    return _HEAD + _encode_partitions(assignment.partitions) + encode_bytes(assignment.user_data)
 
 
 def decode_assignment(data: bytes | None) -> Assignment:
