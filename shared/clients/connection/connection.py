@@ -65,7 +65,7 @@ _unreached: dict[str, RepeatedFailure] = {}
 """Bootstrap servers that no client of this process has reached, since the last success."""
 
 
-def default_client_id() -> str:
+def _default_client_id() -> str:
     """Return `penstock-<host>-<pid>-<n>`, different for every client of every process."""
     return f"penstock-{socket.gethostname()}-{os.getpid()}-{next(_instances)}"
 
@@ -147,7 +147,7 @@ class Connection:
     def __init__(self, kafka_settings: KafkaSettings) -> None:
         """Raises ConfigError for a file or a function in the settings that is missing or cannot be used."""
         self.settings = kafka_settings
-        self.client_id = kafka_settings.client_id or default_client_id()
+        self.client_id = kafka_settings.client_id or _default_client_id()
         # Only to find errors now. `open` reads the files again, since certificates may be renewed.
         aiokafka_options(kafka_settings, self.client_id)
         self._client: Any = None

@@ -12,7 +12,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import AIOKafkaConnection
 from pydantic import SecretStr
 
-from penstock.shared.clients.connection.connection import Connection, default_client_id, retry_waits
+from penstock.shared.clients.connection.connection import Connection, retry_waits
 from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_spec, checked_time
 from penstock.shared.clients.connection.sockets import SocketClient
 from penstock.shared.clients.protocol.flexible_types import Endpoint
@@ -45,8 +45,9 @@ def sasl() -> KafkaSettings:
 
 def test_client_ids_are_unique() -> None:
     """Every client has a unique id, unless one is configured."""
-    assert default_client_id() != default_client_id()
-    assert Connection(KafkaSettings()).client_id.startswith("penstock-")
+    first, second = Connection(KafkaSettings()).client_id, Connection(KafkaSettings()).client_id
+    assert first != second
+    assert first.startswith("penstock-")
     assert Connection(KafkaSettings(client_id="mine")).client_id == "mine"
 
 
