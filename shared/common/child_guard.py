@@ -3,8 +3,9 @@
 `python child_guard.py [--limit-ms N] [--log FILE] [--report-fd FD] -- COMMAND …` starts the
 command in a process group of its own. The guard watches the child and its own standard input, a pipe whose other end
 the parent holds open. When the pipe closes (the parent has ended, even by SIGKILL), or when the guard gets SIGTERM, it
-sends the child SIGTERM. After `--limit-ms`, and at last when the child has ended, it sends the whole group SIGKILL. The
-guard's exit status is the child's (128 + n if signal n ended the child).
+sends the child SIGTERM. After that, it sends the whole group SIGKILL every `--limit-ms` until the child has ended.
+Whenever the child ends, it sends the group a last SIGKILL. The guard's exit status is the child's (128 + n if signal n
+ended the child).
 
 With `--log`, the child's output is appended to that file; otherwise the child inherits the guard's standard output and
 error. The guard writes two lines to the descriptor `--report-fd`: `started PID`, and then `exited STATUS` (negative for

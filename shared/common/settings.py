@@ -399,7 +399,8 @@ def _show_setting_value(path: Sequence[str], value: Any) -> str:
 def _hide_flag_values(cls: type[BaseModel], message: str) -> str:
     """The error without values of unknown flags, since the value of a misspelled setting may be a secret.
 
-    It names the first unknown argument, which may have one dash or none, and each later one that begins with `--`.
+    It keeps the first unknown argument, and each later one that begins with `--`, up to its `=`. Any other argument may
+    be a value.
     """
     # argparse takes -http.port=1 as -h with a value.
     message = "".join(message.partition("ignored explicit argument")[:2])

@@ -212,7 +212,10 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
 
 
 class _Requested(frozenset[str]):
-    """The topics of a metadata request. An empty set is true too: for a false one, aiokafka requests all topics."""
+    """The topics of a metadata request.
+
+    True even if it is empty, because aiokafka requests all topics if the set is false.
+    """
 
     def __bool__(self) -> bool:
         return True

@@ -125,7 +125,8 @@ class _Waiter(NamedTuple):
 
 
 class HeldUpShare:
-    """Limits the buffer memory of all partitions without progress together to about HELD_UP_SHARE: sends to them wait.
+    """Partitions without progress may together use about HELD_UP_SHARE of the buffer memory. Beyond that, sends to them
+    wait.
 
     The module describes the exceptions. There is no limit if the topics sent to have only one partition in all.
     """
