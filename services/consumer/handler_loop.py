@@ -148,8 +148,7 @@ class HandlerLoop(RebalanceListener):
             # The records were polled just before the partition was revoked. They are not committed, so the next owner
             # handles them.
             return
-        # An earlier owner of the partition has finished the records that are not queued.
-        if skipped := len(columns) - self.scheduler.deliver(columns):
+        if skipped := self.scheduler.deliver(columns):
             self._metrics.skipped(columns.topic).inc(skipped)
 
     def _pass_over(self) -> bool:

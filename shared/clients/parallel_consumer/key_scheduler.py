@@ -17,7 +17,7 @@ finished. If no record can be started for this reason, the partition is `paused`
 >>> scheduler.assign(tp, None)
 >>> delivered = ((7, b"ann"), (8, b"ann"), (12, b"bob"))
 >>> scheduler.deliver(Columns.of([ConsumerRecord("clicks", 0, offset, 0, key, b"") for offset, key in delivered]))
-3
+0
 >>> ann, bob = scheduler.take(now_ms=0), scheduler.take(now_ms=0)
 >>> scheduler.take(now_ms=0) is None                          # offset 8 waits for 7: the same key
 True
@@ -100,8 +100,8 @@ class KeyScheduler:
         self._turn.append(partition)
 
     def deliver(self, columns: Columns) -> int:
-        """Queue records, except those that the commit's metadata marks as finished. Returns the number of queued
-        records.
+        """Queue records, except those that the commit's metadata marks as finished. Returns the number of the finished
+        ones.
 
         Records of a partition that is being revoked are ignored, since its next owner reads them. Raises IllegalState
         for a partition that is not assigned.
@@ -112,14 +112,15 @@ class KeyScheduler:
         # A revoked partition: its next owner reads them from the committed offset.
         if state.draining:
             return 0
-        accepted = 0
+        finished = 0
         for index, (offset, key) in enumerate(zip(columns.offsets.tolist(), columns.keys, strict=True)):
             work = Work(columns, index, offset)
             if state.deliver(work):
-                accepted += 1
                 self._enqueue_record(state, work, key)
+            else:
+                finished += 1
         state.leader_epoch = max(state.leader_epoch, columns.leader_epoch)
-        return accepted
+        return finished
 
     def pass_over(self, partition: TopicPartition, position: int) -> bool:
         """Note that no record below this offset will be delivered. If no record is unfinished, the offset becomes

@@ -18,6 +18,7 @@ from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer
+from penstock.shared.clients.parallel_consumer.commit_metadata import encode_finished
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
@@ -318,3 +319,25 @@ async def test_a_due_retry_waits_for_the_commit_of_the_output() -> None:
     runner._start_executions()
     await asyncio.wait(set(runner._tasks.values()))
     assert runner.finished == 1
+
+
+async def test_records_that_an_earlier_owner_has_finished_are_counted() -> None:
+    """The metric counts the records that the commit's metadata marks as finished. Records that come during a drain are
+    not counted: the next owner handles them.
+    """
+
+    async def handle(_: ConsumerRecord) -> None:
+        return None
+
+    registry = CollectorRegistry()
+    kafka = KafkaSettings(bootstrap_servers="localhost:9092")
+    settings = ConsumerServiceSettings(kafka=kafka, topics=("t",), group_id="g", handler="tests:handle")
+    metrics = RunnerMetrics(registry, "g")
+    executor = Executor(Handler("tests:handle", handle), settings.retry_policy(), no_dead_letters, metrics, group="g")
+    consumer, scheduler = Consumer(kafka, settings.consumer_settings()), settings.scheduler(batch=False)
+    runner = HandlerLoop(consumer, scheduler, executor, metrics, SYSTEM_CLOCK)
+    scheduler.assign(T, OffsetAndMetadata(0, encode_finished(0, [(1, 3), (5, 9)])))
+    runner._deliver_to_scheduler(Columns.of([ConsumerRecord("t", 0, offset, 0, b"k", b"v") for offset in range(7)]))
+    scheduler.revoke([T])
+    runner._deliver_to_scheduler(Columns.of([ConsumerRecord("t", 0, offset, 0, b"k", b"v") for offset in range(7, 12)]))
+    assert registry.get_sample_value("penstock_consumer_skipped_records_total", {"group": "g", "topic": "t"}) == 5
