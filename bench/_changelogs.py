@@ -171,6 +171,7 @@ class ChangelogWriter:
                 0,
                 {"s": 0},
                 {},
+                {},
                 self._schemas,
                 0,
             )

@@ -116,6 +116,9 @@ class Progress(msgspec.Struct, frozen=True):
     operator_times_ms: dict[str, int]
     """The stream time of each windowed, aggregating or joining operator by the name of its store (of a join, the left
     one); -1 before its first record."""
+    source_times_ms: dict[str, int]
+    """The time of each source topic: the highest timestamp of its records, plus the time that the task was idle since.
+    A topic without a record is absent."""
     grids_ms: dict[str, int]
     """The next due time of each named punctuation schedule (`punctuation`)."""
     stores: tuple[StoreSchema, ...]
@@ -126,9 +129,6 @@ class Progress(msgspec.Struct, frozen=True):
     """The topic ids that the offsets of `sources` belong to, by topic. The id of an absent topic is not known."""
     idle_ms: int = 0
     """The total by which time has advanced without a record."""
-    source_times_ms: dict[str, int] = {}
-    """The time of each source topic: the highest timestamp of its records, plus the time that the task was idle since.
-    A topic without a record is absent."""
     close_times_ms: dict[str, int] = {}
     """The close times of operators, by the names of `operator_times_ms`: windows whose last moment is below it are
     closed. An operator that never closes has none, nor has one before its first record."""

@@ -160,6 +160,7 @@ class Task:
                 self.time,
                 {"banks": self.time},
                 {},
+                {},
                 (self.store, *self.others),
                 0,
             )

@@ -65,7 +65,9 @@ def progress(
     epoch: int, commit: int, time_ms: int, guarantee: Any = "exactly_once", store: StoreSchema = STORE
 ) -> tuple[None, bytes]:
     closed = {"s": time_ms - store.close_delay_ms}
-    body = Progress("app", guarantee, {"in": commit}, time_ms, {"s": time_ms}, {}, (store,), 0, close_times_ms=closed)
+    body = Progress(
+        "app", guarantee, {"in": commit}, time_ms, {"s": time_ms}, {}, {}, (store,), 0, close_times_ms=closed
+    )
     return None, encode_progress(epoch, commit, body)
 
 

@@ -369,7 +369,7 @@ def test_late_records_are_kept_as_long_as_their_windows(tmp_path: Path) -> None:
         msgspec.structs.replace(store, size_ms=30 * DAY_MS),
         msgspec.structs.replace(store, name="days", size_ms=1),
     )
-    body = msgspec.json.encode(Progress("app", "exactly_once", {}, 0, {}, {}, stores, 0)).decode()
+    body = msgspec.json.encode(Progress("app", "exactly_once", {}, 0, {}, {}, {}, stores, 0)).decode()
     row = {"row": "progress", "partition": 0, "changelog_offset": 9, "progress": body, "expired_ms": 100 * DAY_MS}
     state = str(tmp_path / "state")
     write_deltalake(state, pa.Table.from_pylist([row], PROGRESS))

@@ -42,21 +42,22 @@ PROGRESS = Progress(
     sources={"flights": 7},
     stream_time_ms=99,
     operator_times_ms={"banks": 98},
+    source_times_ms={"flights": 97},
     grids_ms={"compaction": 500},
     stores=(SCHEMA,),
     wall_ms=1_000,
     source_ids={"flights": "2ia3basOR-KblWWPsTuLbw"},
-    source_times_ms={"flights": 97},
     close_times_ms={"banks": 53},
 )
 PROGRESS_JSON = (
     b'{"application":"app","guarantee":"exactly_once","sources":{"flights":7},"stream_time_ms":99,'
-    b'"operator_times_ms":{"banks":98},"grids_ms":{"compaction":500},"stores":[{"name":"banks","kind":"session",'
-    b'"key":"string","gap_ms":30,"grace_ms":15,"emit":"on_close","source":"flights","results":"out",'
-    b'"late":"flights-late","dead_letters":"flights-dlq","aggregations":[{"name":"n","function":"count","field":null,'
+    b'"operator_times_ms":{"banks":98},"source_times_ms":{"flights":97},"grids_ms":{"compaction":500},'
+    b'"stores":[{"name":"banks","kind":"session","key":"string","gap_ms":30,"grace_ms":15,'
+    b'"emit":"on_close","source":"flights","results":"out","late":"flights-late","dead_letters":"flights-dlq",'
+    b'"aggregations":[{"name":"n","function":"count","field":null,'
     b'"state":[["n","int64"]],"result":"int64"},{"name":"delay","function":"mean","field":"dep_delay",'
     b'"state":[["sum","float64"],["n","int64"]],"result":"float64"}]}],"wall_ms":1000,"version":1,"source_ids":{"flights":"2ia3basOR-KblWWPsTuLbw"},'
-    b'"idle_ms":0,"source_times_ms":{"flights":97},"close_times_ms":{"banks":53}}'
+    b'"idle_ms":0,"close_times_ms":{"banks":53}}'
 )
 TAKEOVER_JSON = b'{"application":"app","instance":"host-1","wall_ms":5,"version":1}'
 
@@ -196,6 +197,7 @@ def test_corrupt_entries_are_rejected(value: bytes | None, message: str) -> None
         b"{",
         b"{}",
         PROGRESS_JSON.replace(b"99", b'"99"'),
+        PROGRESS_JSON.replace(b'"source_times_ms":{"flights":97},', b""),
         b"\xff" + PROGRESS_JSON,
         b'{"x":' + b"[" * 100_000,
     ],

@@ -99,7 +99,7 @@ def test_a_commit_with_another_window_definition_is_rejected(kind: str, what: st
     reader = ChangelogReader(changes.append, stores=(msgspec.structs.replace(was, **{what: now}),))
     reader.feed_record(0, None, fmt.encode_takeover(1, Takeover("app", "host", 0)))
     reader.feed_record(1, b"a", fmt.encode_live(0, 1, 1, 0, 0, b"state"))
-    progress = Progress("app", "exactly_once", {"in": 7}, 0, {"s": 0}, {}, (was,), 0)
+    progress = Progress("app", "exactly_once", {"in": 7}, 0, {"s": 0}, {}, {}, (was,), 0)
     with pytest.raises(SchemaMismatch, match=what):
         reader.feed_record(2, None, fmt.encode_progress(1, 1, progress))
     assert (changes, reader.progress) == ([], None)
