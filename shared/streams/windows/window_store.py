@@ -36,8 +36,8 @@ from penstock.shared.streams.windows.window_columns import EMPTY, WindowColumns,
 from penstock.shared.streams.windows.window_rule import WindowRule
 from penstock.shared.streams.windows.window_table import NO_CLOSE_TIME, WindowTable
 
-ROWS_AT_ONCE = 1_000
-"""The number of windows that are turned into objects at once."""
+ROWS_AT_ONCE = 100
+"""The number of windows that `rows` turns into objects at once. A search that reads fewer builds as many."""
 
 
 class LiveWindow(NamedTuple):

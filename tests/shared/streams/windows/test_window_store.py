@@ -314,6 +314,25 @@ def test_many_windows_close_in_order_of_end_start_and_key(count: int) -> None:
     assert len(store) == 0
 
 
+class _DecodedKeys(WindowStore):
+    """A store that counts the windows that it turns into objects, by their keys."""
+
+    decoded = 0
+
+    def key_of(self, raw: bytes) -> str | bytes:
+        self.decoded += 1
+        return super().key_of(raw)
+
+
+def test_a_reader_of_one_window_does_not_wait_for_all() -> None:
+    """`rows` turns few more windows into objects than were read."""
+    store = _DecodedKeys("s", RULES["session"], StateColumns(FUNCTIONS), text_keys=True)
+    take(store, [(f"k{i}", 0) for i in range(500)])
+    store.decoded = 0
+    assert next(store.rows()).start == 0
+    assert store.decoded <= 100
+
+
 def test_one_record_may_need_more_than_the_whole_of_an_output() -> None:
     """A record in more windows than an output has room for at first: the output grows until it has."""
     windows = 3 * OUTPUTS_MIN
