@@ -152,7 +152,7 @@ class WindowRow(TypedDict):
 class OpenWindows(TypedDict):
     """Open windows, latest end first.
 
-    `continuation` is None on the last page. `unseen` is the number of rows of large stores that were not read.
+    `continuation` is None on the last page. `unseen` is the number of rows that were not read.
     """
 
     windows: list[WindowRow]

@@ -49,8 +49,9 @@ def open_windows(
     """Return at most `limit` open windows whose keys match, latest end first, after the position `after`. If `store` is
     None, all stores are searched.
 
-    Scans at most ROWS_LOOKED_AT_MAX rows, an equal share of each store in each partition (at least one row). Also looks
-    up the keys of `KeyFilter.exact`. `unseen` counts the rows that were not scanned, even if a look-up returned them.
+    Scans at most ROWS_LOOKED_AT_MAX rows, divided among the stores of all partitions (at least one row of each). Also
+    looks up the keys of `KeyFilter.exact`. `unseen` counts the rows that were not scanned, even if a look-up returned
+    them.
     """
     searched = [
         (name, partition, owned.task.topology.stores[name].schema.key, kept)
@@ -61,11 +62,15 @@ def open_windows(
     ]
     found: dict[OpenPosition, StateStoreRow] = {}
     unseen = 0
-    for name, partition, key_type, kept in searched:
-        share = max(1, ROWS_LOOKED_AT_MAX // len(searched))
+    # Small stores come first, so that larger ones get the rows that these leave of their shares.
+    searched.sort(key=lambda one: len(one[-1]))
+    left = ROWS_LOOKED_AT_MAX
+    for i, (name, partition, key_type, kept) in enumerate(searched):
+        share = max(1, left // (len(searched) - i))
         exact = (row for key in key_filter.exact(key_type) for row in kept.rows_of(key))
         # The rows are in no defined order. The call for the next page reads the same rows again.
         first = list(islice(kept.rows(), share))
+        left -= len(first)
         if len(first) == share:
             unseen += max(0, len(kept) - len(first))
         matching = chain(exact, (row for row in first if key_filter.has(row.key)))

@@ -123,6 +123,19 @@ def test_all_searched_stores_share_the_limit(
     assert (len(page.windows), page.unseen) == (windows, unseen)
 
 
+def test_a_large_store_gets_the_rows_that_small_stores_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search reads as many rows as it may, whatever the order and the sizes of the stores."""
+    monkeypatch.setattr("penstock.services.aggregator.live_state.ROWS_LOOKED_AT_MAX", 9)
+    held: dict[int, Any] = {}
+    for partition, size in enumerate((8, 0, 2)):
+        store = store_of("s")
+        for i in range(size):
+            store.load(b"%d" % i, i, i, [1, {}])
+        held[partition] = SimpleNamespace(task=task_of(store, "bytes"))
+    page = open_windows(held, None, KeyFilter(""), 10)
+    assert (len(page.windows), page.unseen) == (9, 1)
+
+
 @pytest.mark.parametrize(
     ("typed", "found", "passed_over"),
     [
