@@ -449,6 +449,17 @@ def test_a_record_that_passes_no_operator_may_have_the_time_of_its_source() -> N
     assert task.times.watermarks()["app-two-repartition"] == 50
 
 
+def test_the_watermark_of_a_merged_stream_is_the_highest_time_of_its_sources() -> None:
+    """A merged stream has one time, so a source topic that is behind the others, or has no record, does not hold it."""
+    builder = StreamsBuilder()
+    merged = builder.stream("a").merge(builder.stream("b")).key_by(lambda record: "all", name="all").group_by_key()
+    merged.session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    task = StreamTask(builder.build().of_application("app"), 0, application="app")
+    for topic, time_ms, expected in (("a", 50, 50), ("b", 90, 90), ("a", 60, 90)):
+        task.times.advance_source(topic, time_ms)
+        assert task.times.watermarks() == {"app-all-repartition": expected}
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"), [("session", 100 - 3 - 20), ("tumbling", 100 - 3 - 20), ("sliding", 100 - 3 - 20)]
 )
