@@ -2,9 +2,9 @@
 
 If a commit request has no response, it is sent again until there is a response. Both alternatives would be wrong:
 repeating the transaction could write it twice, abandoning it could lose it. If a transaction takes longer than
-`transaction_timeout_ms`, the coordinator aborts it and fences the producer. A new producer replaces a fenced one. The
-new producer's first request ends any open transaction of the transactional id. After that, the group's committed
-offsets show whether the earlier transaction was committed.
+`transaction_timeout_ms`, the coordinator aborts it and fences the producer. A new producer replaces a fenced one. That
+is safe, because the group's generation fences offsets too. The new producer's first request ends any open transaction
+of the transactional id. After that, the group's committed offsets show whether the earlier transaction was committed.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import (
+    PRODUCER_LOST,
     CommitFailed,
     DataError,
     FatalError,
-    InvalidTxnState,
-    OutOfOrderSequence,
     PenstockError,
-    ProducerFenced,
     RetriableError,
     TransactionAborted,
     UnknownTopicOrPartition,
@@ -39,11 +37,6 @@ log = get_logger(__name__)
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 FetchOffset = Callable[[TopicPartition], Awaitable[OffsetAndMetadata | None]]
 
-SPENT = (ProducerFenced, InvalidTxnState, OutOfOrderSequence)
-"""The errors that end a producer but not its process.
-
-A new producer is safe, because offsets are also fenced by the group's generation.
-"""
 RETRY_MS = 500
 CLOSE_TIMEOUT_MS = 2_000
 
@@ -106,7 +99,7 @@ class OutputTransactor:
             await producer.send_offsets_to_transaction(offsets, group)
         except PenstockError as e:
             await self._abort_transaction(producer)
-            if isinstance(e, SPENT):
+            if isinstance(e, PRODUCER_LOST):
                 raise TransactionAborted(f"the producer is replaced: {e}") from e
             raise
         await self._commit_transaction(producer, offsets)
@@ -152,7 +145,7 @@ class OutputTransactor:
             try:
                 await producer.abort_transaction()
                 return
-            except SPENT:
+            except PRODUCER_LOST:
                 # The next producer's init_transactions aborts the transaction.
                 await self.close()
                 return
@@ -175,7 +168,7 @@ class OutputTransactor:
                 await asyncio.sleep(RETRY_MS / 1000)
             # 3. The producer cannot be used any more, and may have committed before. The group's offsets show it.
             except PenstockError as e:
-                if isinstance(e, FatalError) and not isinstance(e, SPENT):
+                if isinstance(e, FatalError) and not isinstance(e, PRODUCER_LOST):
                     raise
                 await self.close()
                 if not await self._committed_offsets_hold(offsets):

@@ -234,6 +234,10 @@ class InvalidProducerIdMapping(InvalidTxnState):
     """The coordinator does not know the producer id under the transactional id (any more): it has expired."""
 
 
+PRODUCER_LOST = (ProducerFenced, InvalidTxnState, OutOfOrderSequence)
+"""Errors after which a new producer can continue from the last commit."""
+
+
 class UnsupportedVersion(FatalError):
     """The broker does not support a version of a request that is needed."""
 

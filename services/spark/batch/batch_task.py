@@ -35,15 +35,13 @@ from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.arrow_arrays import packed
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
+    PRODUCER_LOST,
     ConfigError,
     DataError,
     FatalError,
-    InvalidTxnState,
     KafkaTimeout,
     OffsetOutOfRange,
-    OutOfOrderSequence,
     PenstockError,
-    ProducerFenced,
     SourceOffsetsMissing,
 )
 from penstock.shared.common.log import configure
@@ -202,7 +200,7 @@ async def _run_partition_batch(options: TaskOptions, partition: int, work: Work)
     # 2. A live instance fenced this task, if the group has members now. Otherwise another attempt of the task has the
     #    partition, the transaction timed out, the broker lost the producer's state, or the changelog was created again:
     #    then Spark may attempt the task again.
-    except (ProducerFenced, InvalidTxnState, OutOfOrderSequence, LogReplaced) as e:
+    except (*PRODUCER_LOST, LogReplaced) as e:
         try:
             await require_no_members(options.kafka, group)
         except GroupHasMembers as members:

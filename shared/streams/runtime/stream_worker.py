@@ -24,14 +24,13 @@ from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import (
+    PRODUCER_LOST,
     ConfigError,
     DataError,
     FatalError,
     InconsistentGroupProtocol,
-    InvalidTxnState,
     LogTruncation,
     OffsetOutOfRange,
-    OutOfOrderSequence,
     PenstockError,
     ProducerFenced,
     RetriableError,
@@ -70,8 +69,6 @@ from penstock.shared.streams.topology import Topology
 
 log = get_logger(__name__)
 
-SPENT = (ProducerFenced, InvalidTxnState, OutOfOrderSequence)
-"""The errors that end a producer but not the worker: a restored task has a new producer."""
 RESTORE_BACKOFF = ExponentialBackoff(500, 30_000)
 QUIET_MS = 300_000
 """After running this long, a task with nothing to commit counts as healthy: its earlier failures are forgotten.
@@ -523,17 +520,17 @@ class StreamWorker(RebalanceListener):
         After the last attempt, and while the worker leaves, `error` is raised in any case. Otherwise, after
         ProducerFenced, the worker joins its group again at the end of the turn.
         """
-        is_fenced = isinstance(error, ProducerFenced)
-        # After these errors a restore cannot help, except after those of SPENT, which are FatalErrors.
-        stops = not isinstance(error, PenstockError) or isinstance(error, FatalError | DataError | ConfigError)
+        is_temporary = isinstance(error, PenstockError) and not isinstance(error, FatalError | DataError | ConfigError)
+        # A restored task has a new producer.
+        restore_can_help = is_temporary or isinstance(error, PRODUCER_LOST)
         attempt = self._failures.get(partition, 0) + 1
         self._failures[partition] = attempt
         # 1. This was the last attempt, the worker is leaving, or a restore cannot help: raise the error.
-        if (stops and not isinstance(error, SPENT)) or self._leaving or attempt > self._settings.restore_attempts_max:
+        if not restore_can_help or self._leaving or attempt > self._settings.restore_attempts_max:
             raise error
         # 2. There is a new owner, or a transaction took too long. The task is closed with all others in
         # `_rejoin_group`.
-        if is_fenced:
+        if isinstance(error, ProducerFenced):
             log.warning(
                 "fenced: the instance joins its group again", partition=partition, attempt=attempt, reason=str(error)
             )
