@@ -60,7 +60,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
 
     @property
     def key_bytes_max(self) -> int:
-        """The maximum bytes that a key takes in a result, which has the key's JSON twice.
+        """The maximum size of a key in a result, in bytes. This size is twice that of the key's JSON.
 
         Aggregations, tables and joins of two streams reject a record whose key exceeds it.
         """

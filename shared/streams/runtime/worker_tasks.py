@@ -34,7 +34,7 @@ class RunningTask:
     idle: Idleness | None
     """None without `idle_timeout_ms`."""
     begun_ms: int
-    """The monotonic time at which it was collected."""
+    """The monotonic time at which the task began to run."""
 
 
 class RestoringTaskDescription(TypedDict):

@@ -99,7 +99,8 @@ class OperatorTimes:
         """Return the watermark for each repartition topic that the task writes to, if it is known already.
 
         If records of source topics reach the repartition topic without passing an operator (`TimedProcessor`), the
-        watermark is at most the highest time of these source topics: the stream time of a merged stream.
+        watermark is at most the highest time of these source topics, because a merged stream has one stream time. A
+        source topic without a record does not limit it.
         """
         found = {}
         for topic, above in self._fed.items():

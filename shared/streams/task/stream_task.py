@@ -335,8 +335,7 @@ class StreamTask:
     ) -> None:
         """Send a record that no store has taken to the DLQ, skip it, or raise, as the error handlers decide.
 
-        Under `fail` it raises ProcessingFailed. ConfigError, FatalError, IllegalState and MemoryError are always raised
-        unchanged.
+        Under `fail` it raises ProcessingFailed. The errors of NEVER_HANDLED are always raised unchanged.
         """
         # The program or the machine is at fault. Each later record would meet the same error, and the whole topic would
         # be sent to the DLQ.

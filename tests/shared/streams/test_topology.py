@@ -141,7 +141,7 @@ def test_stores_are_bounded() -> None:
 
 
 def test_an_unknown_format_of_the_description() -> None:
-    """`describe` returns text or Mermaid, and rejects other formats."""
+    """`describe` rejects a format other than text and Mermaid."""
     with pytest.raises(ConfigError, match="format must be"):
         small().describe(format="svg")  # type: ignore[arg-type]
 
