@@ -607,7 +607,7 @@ class Consumer(Generic[K, V]):
         while (position := self._fetches.position(tp)) is None:
             self._coordinator.check_errors()
             if (error := self._fetcher.error_of(tp)) is not None:
-                raise await self._describe_offset_error(error) from error
+                raise self._describe_fetch_error(error) from error
             if SYSTEM_CLOCK.monotonic_ms() >= deadline_ms:
                 limit_ms = self._connection.settings.request_timeout_ms
                 raise KafkaTimeout(f"{self._client_and_group()}: position of {tp} not known after {limit_ms} ms")
@@ -708,7 +708,7 @@ class Consumer(Generic[K, V]):
         except PenstockError as e:
             # Let fetches of the other partitions run if the caller polls again at once.
             await asyncio.sleep(0)
-            raise await self._describe_offset_error(e) from e
+            raise self._describe_fetch_error(e) from e
         fetched_rows: dict[TopicPartition, Columns[Any, Any]] = fetched
         if fetched_rows and not self._deserializers.is_plain:
             fetched_rows = self._decode_records(fetched)
@@ -823,15 +823,11 @@ class Consumer(Generic[K, V]):
         limit_ms = self._connection.settings.request_timeout_ms
         return await list_offsets(self._connection, specs, self._settings.isolation_level, limit_ms)
 
-    async def _describe_offset_error(self, error: PenstockError) -> PenstockError:
-        """Return the error with the client name; for a missing or invalid offset also with the partitions' offsets."""
-        if not isinstance(error, NoOffsetForPartition | OffsetOutOfRange):
-            return type(error)(f"{self._client_and_group()}: Fetch: {error}")
-        unpositioned = sorted(self._fetcher.assignment)
-        first = await self.beginning_offsets(unpositioned)
-        end = await self.end_offsets(unpositioned)
-        held = ", ".join(f"{tp} holds {first[tp]} to {end[tp]}" for tp in unpositioned)
-        return type(error)(f"{self._client_and_group()}: {error} (auto_offset_reset=none; {held})")
+    def _describe_fetch_error(self, error: PenstockError) -> PenstockError:
+        """Return the error with the client and its group."""
+        if isinstance(error, NoOffsetForPartition | OffsetOutOfRange):
+            return type(error)(f"{self._client_and_group()}: {error} (auto_offset_reset=none)")
+        return type(error)(f"{self._client_and_group()}: Fetch: {error}")
 
     def _client_and_group(self) -> str:
         """Return the client, its group and generation, for error messages about offsets."""

@@ -286,7 +286,7 @@ async def test_known_positions_need_no_coordinator(cluster: FakeCluster) -> None
         assert await consumer.position(A) == 0
     async with opened(cluster, auto_offset_reset="none") as consumer:
         consumer.assign([A])
-        with pytest.raises(NoOffsetForPartition, match=r"t-0 .*0 to 10"):
+        with pytest.raises(NoOffsetForPartition, match="t-0"):
             await until(consumer, lambda: False)
 
 

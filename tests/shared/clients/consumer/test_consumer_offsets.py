@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.shared.common.errors import AuthorizationFailed, NoOffsetForPartition
+from penstock.shared.common.errors import AuthorizationFailed, NoOffsetForPartition, OffsetOutOfRange
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 from tests.shared.clients.consumer.filled import filled, opened
@@ -81,13 +81,28 @@ async def test_an_undefined_position_is_not_waited_for(cluster: FakeCluster) -> 
     async with opened(cluster, auto_offset_reset="none") as consumer:
         consumer.assign([A])
         started = time.monotonic()
-        with pytest.raises(NoOffsetForPartition, match=r"group g.*t-0.*0 to 10"):
+        with pytest.raises(NoOffsetForPartition, match=r"group g.*t-0"):
             await consumer.position(A)
         with pytest.raises(NoOffsetForPartition):
             await consumer.lag()
         assert time.monotonic() - started < 0.4
         with pytest.raises(NoOffsetForPartition):
             await consumer.poll(1_000)
+
+
+async def test_an_offset_error_waits_for_no_other_partition() -> None:
+    """With `auto_offset_reset=none`, a missing or invalid offset is an error also if another partition has no
+    leader."""
+    async with filled(RECORDS, partitions=2) as cluster, opened(cluster, auto_offset_reset="none") as consumer:
+        for api in (Api.FETCH, Api.LIST_OFFSETS):
+            cluster.control(api, Fail(ErrorCode.LEADER_NOT_AVAILABLE, [B]))
+        consumer.assign([A, B])
+        consumer.seek(B, 0)
+        with pytest.raises(NoOffsetForPartition, match=r"group g.*t-0.*auto_offset_reset=none"):
+            await consumer.poll(5_000)
+        consumer.seek(A, 99)
+        with pytest.raises(OffsetOutOfRange, match=r"group g.*t-0.*99.*auto_offset_reset=none"):
+            await consumer.poll(5_000)
 
 
 async def test_fetch_errors_name_client_and_group(cluster: FakeCluster) -> None:
