@@ -16,8 +16,8 @@ The table and the newest progress row normally agree. There are two exceptions:
 
 1. The table is ahead of the progress row: a compaction crashed between two commits. The next compaction does not append
    the rows that the table has already.
-2. The table is behind the progress row: the table was restored from a copy. The partition is read again from the last
-   progress row at or before the table's position, or from the changelog's beginning. No changelog record of the
+2. The table is behind the progress row: the table was restored from a copy. The partition is read again from the newest
+   progress row before which the table lacks no rows, or from the changelog's beginning. No changelog record of the
    partition is deleted until the table has caught up.
 
 Two jobs at once. A commit creates the table version after the one that the job planned with, or fails (see
@@ -228,18 +228,14 @@ class CompactionJob:
         newest = rows[0] if rows else None
         earliest = offsets.earliest[partition]
         table_positions = {table: of[partition] for table, of in positions.items() if partition in of}
-        behind = lagging_tables(newest, table_positions)
-        if not behind:
-            # 1. No table lags: start at the covered offset of the newest progress row.
-            start, row = (0, None) if newest is None else (int(newest["changelog_offset"]), newest)
-            lacks = ""
-        else:
-            # 2. Otherwise start at the newest progress row whose covered offset is at most the first offset that a
-            # lagging table may lack: the lowest position of the lagging tables plus 1. Any earlier row would do, since
-            # a reader can begin at the end of every commit. The newest means the fewest records to read again.
+        # Start at the newest progress row before which no table lacks rows: each table's position is at least the row's
+        # last offset of the table. The position may be below the covered offset, because the changelog has other
+        # records between them. If no table lags, this is the newest row.
+        row = next((row for row in rows if not lagging_tables(row, table_positions)), None)
+        start = 0 if row is None else int(row["changelog_offset"])
+        lacks = ""
+        if behind := lagging_tables(newest, table_positions):
             lowest = min(table_positions.get(table, -1) for table in behind)
-            row = next((row for row in rows if row["changelog_offset"] <= lowest + 1), None)
-            start = 0 if row is None else int(row["changelog_offset"])
             lacks = f" {', '.join(behind)} lacks rows from offset {lowest + 1} on."
             self.log(f"partition {partition}:{lacks} reading from offset {start}")
         if earliest > start:
@@ -544,7 +540,6 @@ def bounded_ranges(
         remaining -= share[p]
     ranges = []
     for p, (start, row) in sorted(begins.items()):
-        epoch, progress = (0, None) if row is None else (row["epoch"], row["progress"])
         table_positions = {table: of[p] for table, of in positions.items() if p in of}
         ranges.append(
             ChangelogRange(
@@ -552,8 +547,7 @@ def bounded_ranges(
                 first=start,
                 end=start + share[p],
                 latest=offsets.latest[p],
-                epoch=epoch,
-                progress=progress,
+                start=row,
                 newest=newest.get(p),
                 positions=table_positions,
             )

@@ -81,10 +81,8 @@ class ChangelogRange(NamedTuple):
     first: int
     end: int
     latest: int
-    epoch: int
-    """The epoch that the tables record for `first`. The reader begins with it."""
-    progress: str | None
-    """The progress that the tables record for `first`. The reader begins with it."""
+    start: dict[str, Any] | None
+    """The progress row whose covered offset is `first`. The reader begins with its epoch and progress."""
     newest: dict[str, Any] | None
     """The partition's newest progress row. `state` already has the changes below the row's covered offset."""
     positions: dict[str, int]
@@ -101,14 +99,14 @@ class ChangelogRange(NamedTuple):
         return self.first if self.newest is None else int(self.newest["changelog_offset"])
 
 
-def lagging_tables(newest: Mapping[str, Any] | None, positions: Mapping[str, int]) -> list[str]:
+def lagging_tables(progress_row: Mapping[str, Any] | None, positions: Mapping[str, int]) -> list[str]:
     """Return the tables that lack rows of a partition which they once had, as after an older copy was put back.
 
-    A table lags if its position is lower than the last changelog offset that `newest`, the partition's newest progress
-    row, has for it.
+    A table lags if its position is lower than the last changelog offset that `progress_row`, a progress row of the
+    partition, has for it.
     """
     # By table, the last changelog offset.
-    appended = {} if newest is None else json.loads(newest["appended"])
+    appended = {} if progress_row is None else json.loads(progress_row["appended"])
     return sorted(table for table, last in appended.items() if positions.get(table, -1) < last)
 
 
@@ -204,13 +202,15 @@ class PartitionCompaction:
     def __init__(self, topic: str, of: ChangelogRange) -> None:
         self.topic = topic
         self.range = of
-        progress = None if of.progress is None else decode_progress(of.progress.encode())
-        self.reader = ChangelogReader(self._append_confirmed_entries, epoch=of.epoch, progress=progress)
+        epoch = 0 if of.start is None else of.start["epoch"]
+        progress = None if of.start is None else decode_progress(of.start["progress"].encode())
+        self.reader = ChangelogReader(self._append_confirmed_entries, epoch=epoch, progress=progress)
         self.parts: list[ConfirmedChanges] = []
         self.commit: ConfirmedCommit | None = None
         self.covered_offset = of.first
         self.deleted = 0
-        self.appended = json.loads(of.newest["appended"]) if of.newest is not None else {}
+        # Those at `first`, not the newest: the range of a table that lags may end before the newest progress row.
+        self.appended = {} if of.start is None else json.loads(of.start["appended"])
         self.read_to = of.first
         self.stores: tuple[StoreSchema, ...] | None = None if progress is None else progress.stores
 

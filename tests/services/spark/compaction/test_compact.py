@@ -64,18 +64,19 @@ def test_a_partition_is_read_from_where_the_tables_end() -> None:
     assert first([newest], {CLOSED: 8}, offsets(5, 9)) == (5, newest)
 
 
-def test_a_table_that_lags_is_read_from_the_progress_row_before_its_position() -> None:
+def test_a_table_that_lags_is_read_from_the_newest_progress_row_whose_rows_it_has() -> None:
     """That progress row has the epoch in force there. Without one, reading starts at the changelog's beginning."""
     rows = [row(9, closed_s=8, late_s=2), row(5, closed_s=3), row(2)]
     assert first(rows, {CLOSED: 8, LATE: 2}, offsets(0, 9)) == (9, rows[0])
     assert first(rows, {CLOSED: 4, LATE: 2}, offsets(0, 9)) == (5, rows[1])
-    assert first(rows, {CLOSED: 3, LATE: 2}, offsets(0, 9)) == (2, rows[2])
-    assert first([rows[0], row(4)], {CLOSED: 3, LATE: 2}, offsets(0, 9)) == (4, row(4))
-    assert first(rows, {LATE: 2}, offsets(0, 9)) == (0, None)
-    assert first(rows, {CLOSED: 8}, offsets(0, 9)) == (0, None)
-    # A table that is missing needs the first record as well.
-    assert first([rows[0], row(1)], {CLOSED: 8}, offsets(0, 9)) == (0, None)
-    assert first([rows[0], row(1)], {CLOSED: 8, LATE: 0}, offsets(0, 9)) == (1, row(1))
+    assert first(rows, {CLOSED: 3, LATE: 2}, offsets(0, 9)) == (5, rows[1])
+    assert first(rows, {CLOSED: 2, LATE: 2}, offsets(0, 9)) == (2, rows[2])
+    # A table that is missing needs no record before its first row.
+    assert first(rows, {CLOSED: 8}, offsets(0, 9)) == (5, rows[1])
+    assert first(rows, {LATE: 2}, offsets(0, 9)) == (2, rows[2])
+    assert first(rows, {}, offsets(0, 9)) == (2, rows[2])
+    assert first(rows[:2], {LATE: 2}, offsets(0, 9)) == (0, None)
+    assert first(rows[:1], {CLOSED: 8, LATE: 0}, offsets(0, 9)) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +87,7 @@ def test_a_table_that_lags_is_read_from_the_progress_row_before_its_position() -
         ([], {}, offsets(1, 4), "offsets 0 to 0"),
         ([row(9, closed_s=8)], {}, offsets(1, 9), "closed/s .*offset 0"),
         ([row(9, closed_s=8), row(5)], {CLOSED: 6}, offsets(6, 9), "closed/s .*offset 7"),
+        ([row(9, closed_s=8), row(5, closed_s=3)], {CLOSED: 2}, offsets(5, 9), "closed/s .*offset 3"),
     ],
 )
 def test_a_hole_is_rejected_by_its_offsets(rows: Any, there: dict[str, int], held: TopicOffsets, message: str) -> None:
@@ -120,14 +122,14 @@ def test_positions_are_read_from_the_rows_if_no_commit_has_them(tmp_path: Path) 
 
 
 def test_a_range_begins_at_its_progress_row() -> None:
-    """The reader starts with its epoch and progress. The newest row and the positions are those of the partition."""
+    """The newest row and the positions are those of the partition."""
     start = {"epoch": 3, "progress": "{3}"}
     newest = {0: {"epoch": 4, "progress": "{4}"}}
     held = TopicOffsets("log", "id", {0: 0, 1: 0}, {0: 20, 1: 6})
     found = bounded_ranges({1: (6, None), 0: (5, start)}, newest, {CLOSED: {0: 7}, LATE: {0: 8, 1: 2}}, held, 10)
     assert found == [
-        ChangelogRange(0, 5, 15, 20, 3, "{3}", newest[0], {CLOSED: 7, LATE: 8}),
-        ChangelogRange(1, 6, 6, 6, 0, None, None, {LATE: 2}),
+        ChangelogRange(0, 5, 15, 20, start, newest[0], {CLOSED: 7, LATE: 8}),
+        ChangelogRange(1, 6, 6, 6, None, None, {LATE: 2}),
     ]
 
 
@@ -158,7 +160,7 @@ def test_remaining_records_are_those_before_the_end_of_each_partition() -> None:
             found = [PartitionResult(one.partition, 0, 0, 0, 0, read_to[one.partition], [], ()) for one in items]
             return [msgspec.msgpack.encode(CompactionTaskResult(found, {}))]
 
-    ranges = [ChangelogRange(partition, 0, 10, 20, 0, None, None, {}) for partition in read_to]
+    ranges = [ChangelogRange(partition, 0, 10, 20, None, None, {}) for partition in read_to]
     plan = CompactionPlan(
         TopicOffsets("log", "id", dict.fromkeys(read_to, 0), dict.fromkeys(read_to, 20)), {}, {}, ranges
     )
@@ -168,7 +170,7 @@ def test_remaining_records_are_those_before_the_end_of_each_partition() -> None:
 
 def planned(partition: int, newest: dict[str, Any] | None, first: int = 0, **positions: int) -> ChangelogRange:
     there = {name.replace("_", "/"): at for name, at in positions.items()}
-    return ChangelogRange(partition, first, 20, 20, 0, None, newest, there)
+    return ChangelogRange(partition, first, 20, 20, None, newest, there)
 
 
 def test_covered_records_are_deleted() -> None:
@@ -197,7 +199,7 @@ def test_no_record_is_deleted_that_a_table_lacks(
 ) -> None:
     """Nothing is deleted while a table lacks rows that it once had: neither below its position nor above."""
     newest = row(covered) | {"appended": json.dumps(appended)}
-    one = ChangelogRange(0, 0, 20, 20, 0, None, newest, there)
+    one = ChangelogRange(0, 0, 20, 20, None, newest, there)
     lacks = any(there.get(table, -1) < last for table, last in appended.items())
     expected = {TopicPartition("log", 0): covered} if covered > earliest and not lacks else {}
     assert offsets_to_delete([one], offsets(earliest, 20)) == expected

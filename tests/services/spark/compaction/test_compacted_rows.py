@@ -113,9 +113,8 @@ def options(
 
 
 def range_of(count: int, first: int = 0, newest: dict[str, Any] | None = None, **positions: int) -> ChangelogRange:
-    progress_bytes = None if newest is None else newest["progress"]
     at = {f"closed/{store}": offset for store, offset in positions.items()}
-    return ChangelogRange(3, first, count, count, 0 if newest is None else newest["epoch"], progress_bytes, newest, at)
+    return ChangelogRange(3, first, count, count, newest, newest, at)
 
 
 def row_sets(tables: Mapping[str, Sequence[pa.RecordBatch]]) -> dict[str, list[dict[str, Any]]]:
@@ -336,10 +335,23 @@ def test_each_table_continues_from_its_own_position() -> None:
     of_late = range_of(4)._replace(positions={"late/s": 1})
     assert [row["key"] for row in row_sets(compacted(two_late, of_late).rows(options()))["late/s"]] == ["b"]
     (newest,) = [r for r in row_sets(compacted(entries).rows(options()))["state"] if r["row"] == "progress"]
-    behind = ChangelogRange(3, 0, 6, 6, 0, None, newest, {})
+    behind = ChangelogRange(3, 0, 6, 6, None, newest, {})
     rows = row_sets(compacted([*entries], behind).rows(options()))
     assert len(rows["closed/s"]) == 3
     assert [row["row"] for row in rows["state"]] == ["progress"]  # `state` has these changes already
+
+
+def test_a_range_that_ends_before_the_newest_progress_row_has_its_own_positions() -> None:
+    """Its progress row has the last rows of the tables at its end, so that a table that lags continues there."""
+    entries = [takeover(), final(b"a", 1, 2, 1), progress(), final(b"b", 1, 2, 1, 1), progress(1), progress(2)]
+    newest = progress_of(compacted(entries))
+    start = progress_of(compacted(entries[:3]))
+    assert json.loads(newest["appended"]) == {"closed/s": 3}
+    for read, own in ((entries[:3], {"closed/s": 1}), (entries[:5], {"closed/s": 3})):
+        again = progress_of(compacted(read, ChangelogRange(3, 0, len(read), 6, None, newest, {})))
+        assert (again["changelog_offset"], json.loads(again["appended"])) == (len(read), own)
+    idle = progress_of(compacted([progress(1)], ChangelogRange(3, 3, 4, 6, start, newest, {"closed/s": 1})))
+    assert (idle["changelog_offset"], json.loads(idle["appended"])) == (4, {"closed/s": 1})
 
 
 def test_a_table_lags_behind_the_last_offset_that_it_once_had() -> None:
@@ -369,7 +381,7 @@ def test_closed_windows_expire_by_stream_time(
     if before_ms is not None:
         newest = progress_of(compacted([takeover(), progress()])) | {"expired_ms": before_ms}
     entries = [takeover(), live(b"a", 1, 2, 1), progress(stream_time_ms=time_ms)]
-    found = compacted(entries, ChangelogRange(3, 2, 5, 5, 0, None, newest, {}))
+    found = compacted(entries, ChangelogRange(3, 2, 5, 5, None, newest, {}))
     rows = row_sets(found.rows(options()._replace(retention_days=retention_days)))["state"]
     assert [row["expired_ms"] for row in rows if row["row"] == "progress"] == [limit_ms]
 
@@ -462,7 +474,7 @@ async def read(
 ) -> PartitionCompaction:
     """Partition 0 from this offset."""
     async with changelog_consumer(kafka) as consumer, asyncio.timeout(TIMEOUT_S):
-        of = ChangelogRange(0, first, end, latest, 0, None, None, {})
+        of = ChangelogRange(0, first, end, latest, None, None, {})
         return await read_range(consumer, options(kafka=kafka, idle_ms_max=idle_ms_max), of)
 
 
@@ -547,7 +559,7 @@ async def test_changelog_records_that_were_deleted(tmp_path: Any) -> None:
         async with Admin(kafka) as admin:
             await admin.delete_records({TopicPartition("log", 0): 2})
         with pytest.raises(ChangelogHole, match="log-0"):
-            await compact_ranges(options(str(tmp_path), kafka, 10_000), [ChangelogRange(0, 0, 4, 4, 0, None, None, {})])
+            await compact_ranges(options(str(tmp_path), kafka, 10_000), [ChangelogRange(0, 0, 4, 4, None, None, {})])
 
 
 async def test_spark_attempts_a_task_again_after_a_temporary_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -555,7 +567,7 @@ async def test_spark_attempts_a_task_again_after_a_temporary_error(monkeypatch: 
     monkeypatch.setattr(compaction_task, "POLL_MS", 1)
 
     async def run(kafka: KafkaSettings) -> CompactionTaskResult:
-        ranges = msgspec.msgpack.encode([ChangelogRange(0, 0, 9, 9, 0, None, None, {})])
+        ranges = msgspec.msgpack.encode([ChangelogRange(0, 0, 9, 9, None, None, {})])
         task = compact_changelog_ranges(options(kafka=kafka, idle_ms_max=300))
         (done,) = await asyncio.to_thread(lambda: list(task(ranges)))
         return msgspec.msgpack.decode(done, type=CompactionTaskResult)
@@ -575,7 +587,7 @@ async def test_a_tasks_partitions_share_the_files_of_closed(tmp_path: Any) -> No
     """Files of `state` are for one partition. Files of `closed` have the rows of all partitions."""
     entries = [takeover(), live(b"a", 1, 1, 1), final(b"b", 1, 2, 1), progress()]
     async with broker(entries, [], [*entries, takeover(2)]) as kafka:
-        ranges = [ChangelogRange(p, 0, n, n, 0, None, None, {}) for p, n in ((2, 5), (0, 4))]
+        ranges = [ChangelogRange(p, 0, n, n, None, None, {}) for p, n in ((2, 5), (0, 4))]
         found = await compact_ranges(options(str(tmp_path), kafka, 10_000), ranges)
     assert [(one.partition, one.covered_offset, one.deleted) for one in found.partitions] == [(2, 4, 1), (0, 4, 1)]
     folders = [[file.path.partition("/")[0] for file in one.files] for one in found.partitions]
