@@ -20,8 +20,17 @@ from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
 VERSIONS_READ_FIRST = 5
 # The search for a table's positions ends after this many versions of its log.
 VERSIONS_MAX = 200
-HARMLESS = frozenset(("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "DELETE", "UPDATE"))
-"""Operations that do not change a table's positions: table maintenance, and deletions and updates by its owner."""
+# The names are those of both writers, deltalake and Spark.
+HARMLESS = frozenset(
+    (
+        *("OPTIMIZE", "REORG", "VACUUM START", "VACUUM END", "DELETE", "UPDATE"),
+        *("ADD CONSTRAINT", "DROP CONSTRAINT", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "UPDATE TABLE METADATA"),
+        *("ADD COLUMN", "ADD COLUMNS", "CHANGE COLUMN", "CHANGE COLUMNS", "UPDATE FIELD METADATA"),
+        *("ADD FEATURE", "UPGRADE PROTOCOL"),
+    )
+)
+"""Operations that do not change a table's positions: table maintenance, deletions and updates by its owner, and changes
+of metadata."""
 
 
 def table_stores(uri: str, options: Mapping[str, str]) -> list[str]:
@@ -65,8 +74,8 @@ def _decode_commit_metadata(text: str | None) -> dict[str, Any]:
 def table_positions(table: DeltaTable) -> dict[str, Any] | None:
     """Read a table's `topic_id` and `positions`, at which a compaction continues.
 
-    They are those of the newest commit that is not table maintenance, a deletion or an update (HARMLESS), or None if it
-    has no positions. If the last VERSIONS_MAX commits are all HARMLESS, they are the newest positions among these.
+    They are those of the newest commit whose operation is not HARMLESS, or None if it has no positions. If the last
+    VERSIONS_MAX commits are all HARMLESS, they are the newest positions among these.
     """
     for limit in (VERSIONS_READ_FIRST, VERSIONS_MAX):
         repeated = None

@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Field, TableFeatures, write_deltalake
+from deltalake.schema import PrimitiveType
 from deltalake.transaction import RemoveAction
 
 from penstock.services.spark.compaction import delta_writer
@@ -270,6 +271,24 @@ def test_positions_are_those_of_the_newest_compaction(tmp_path: Path) -> None:
     assert table_positions(newest(uri)) is None
     write_version(uri, "OPTIMIZE")
     assert table_positions(newest(uri)) is None
+
+
+def test_metadata_changes_keep_the_positions(tmp_path: Path) -> None:
+    """Another writer's changes of constraints, columns, properties or the protocol add and remove no rows."""
+    uri = str(tmp_path / "t")
+    found = {"topic_id": "id", "positions": {"0": 9}}
+    delta_writer.commit(made(uri), [file_of(uri, 4)], [], found)
+    column = Field("own", PrimitiveType("string"))
+    newest(uri).alter.add_constraint({"positive": "at > 0"})
+    newest(uri).alter.drop_constraint("positive")
+    newest(uri).alter.add_columns([column])
+    newest(uri).alter.set_column_metadata("own", {"comment": "ours"})
+    newest(uri).alter.set_table_description("ours")
+    newest(uri).alter.add_feature(TableFeatures.ChangeDataFeed, allow_protocol_versions_increase=True)
+    for operation in ("ADD COLUMNS", "CHANGE COLUMN", "CHANGE COLUMNS", "UNSET TBLPROPERTIES", "UPGRADE PROTOCOL"):
+        write_version(uri, operation)
+    assert newest(uri).version() == 12
+    assert table_positions(newest(uri)) == found
 
 
 def test_positions_of_maintenance_count_only_without_those_of_a_compaction(tmp_path: Path) -> None:
