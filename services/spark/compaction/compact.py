@@ -10,9 +10,10 @@ Steps of a compaction:
    undoes no commit.
 
 Positions. A table's position in a partition is the last changelog offset up to which the table is complete. Each commit
-of `closed` and `late` has the positions in its metadata; after another operation, such as RESTORE, they are read from
-the table's rows. A progress row of `state` records, for each of the other tables, the changelog offset of its last row.
-The table and the newest progress row normally agree. There are two exceptions:
+of `closed` and `late` has the positions in its metadata. A RESTORE to a version restores its positions, too. After
+another writer's append, they are read from the table's rows. A progress row of `state` records, for each of the other
+tables, the changelog offset of its last row. The table and the newest progress row normally agree. There are two
+exceptions:
 
 1. The table is ahead of the progress row: a compaction crashed between two commits. The next compaction does not append
    the rows that the table has already.
@@ -207,8 +208,8 @@ class CompactionJob:
         if (found := table_positions(table)) is not None:
             self._require_same_changelog(name, found["topic_id"], offsets)
             return {int(p): int(at) for p, at in found["positions"].items()}
-        # Another writer has committed since, for example RESTORE. Its version may lack rows that the last recorded
-        # positions count.
+        # Another writer has committed since, for example a RESTORE to a time. Its version may lack rows that the last
+        # recorded positions count.
         self.log(f"{name}: its positions are read from its rows")
         rows = delta_tables.rows(
             table, "SELECT partition, topic_id, max(changelog_offset) AS last FROM t GROUP BY 1, 2"

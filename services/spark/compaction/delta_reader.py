@@ -59,7 +59,7 @@ def commit_history(table: DeltaTable, limit: int) -> list[dict[str, Any]]:
         found = table.history(limit)
     except DELTA_ERRORS as e:
         raise LakeUnavailable(f"{table.table_uri} cannot be read: {one_line(e)}") from e
-    return [{**commit, **_decode_commit_metadata(commit.get("userMetadata"))} for commit in found]
+    return [{**_decode_commit_metadata(commit.get("userMetadata")), **commit} for commit in found]
 
 
 def _decode_commit_metadata(text: str | None) -> dict[str, Any]:
@@ -75,11 +75,20 @@ def table_positions(table: DeltaTable) -> dict[str, Any] | None:
     """Read a table's `topic_id` and `positions`, at which a compaction continues.
 
     They are those of the newest commit whose operation is not HARMLESS, or None if it has no positions. If the last
-    VERSIONS_MAX commits are all HARMLESS, they are the newest positions among these.
+    VERSIONS_MAX commits are all HARMLESS, they are the newest positions among these. Commits that a RESTORE to a
+    version has undone do not count, nor does the RESTORE.
     """
     for limit in (VERSIONS_READ_FIRST, VERSIONS_MAX):
         repeated = None
+        version = table.version()
         for commit in commit_history(table, limit):
+            if commit["version"] > version:
+                continue
+            # The table is again as it was at that version. A RESTORE to a time does not name the version.
+            restored = commit.get("operationParameters", {}).get("version")
+            if commit["operation"] == "RESTORE" and restored is not None:
+                version = int(restored)
+                continue
             found = {name: commit[name] for name in ("topic_id", "positions")} if "positions" in commit else None
             # It may have added or removed rows. So if it has no positions, those of older commits may be wrong.
             if commit["operation"] not in HARMLESS:

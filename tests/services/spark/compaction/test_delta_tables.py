@@ -248,10 +248,11 @@ def test_progress_rows_by_partition_newest_first(tmp_path: Path) -> None:
         progress_rows(newest(str(tmp_path / "x")))
 
 
-def write_version(uri: str, operation: str, metadata: str = "{}") -> None:
+def write_version(uri: str, operation: str, metadata: str = "{}", **parameters: Any) -> None:
     """Commit nothing, as another writer."""
     path = Path(uri) / "_delta_log" / f"{newest(uri).version() + 1:020}.json"
-    path.write_text(json.dumps({"commitInfo": {"timestamp": 1, "operation": operation, "userMetadata": metadata}}))
+    commit = {"timestamp": 1, "operation": operation, "userMetadata": metadata, "operationParameters": parameters}
+    path.write_text(json.dumps({"commitInfo": commit}))
 
 
 def test_positions_are_those_of_the_newest_compaction(tmp_path: Path) -> None:
@@ -291,6 +292,38 @@ def test_metadata_changes_keep_the_positions(tmp_path: Path) -> None:
     assert table_positions(newest(uri)) == found
 
 
+def test_positions_after_a_restore_are_those_of_the_restored_version(tmp_path: Path) -> None:
+    """The versions that it undoes do not count, also if the restored version is itself a restored one."""
+    uri = str(tmp_path / "t")
+    table = made(uri)
+    positions = {at: {"topic_id": "id", "positions": {"0": at}} for at in (4, 7, 9)}
+    delta_writer.commit(table, [file_of(uri, 4)], [], positions[4])
+    newest(uri).delete("at = 4")
+    write_version(uri, "WRITE")
+    delta_writer.commit(newest(uri), [file_of(uri, 9)], [], positions[9])
+    newest(uri).restore(2)
+    assert table_positions(newest(uri)) == positions[4]
+    for _ in range(5):
+        write_version(uri, "OPTIMIZE", json.dumps(positions[4]))
+    newest(uri).restore(4)
+    assert table_positions(newest(uri)) == positions[9]
+    write_version(uri, "RESTORE", version=6, timestamp=None)
+    assert table_positions(newest(uri)) == positions[4]
+    delta_writer.commit(newest(uri), [], [], positions[7])
+    assert table_positions(newest(uri)) == positions[7]
+    newest(uri).restore(3)
+    assert table_positions(newest(uri)) is None
+
+
+def test_a_restore_by_time_has_no_positions(tmp_path: Path) -> None:
+    """Its commit does not name the restored version."""
+    uri = str(tmp_path / "t")
+    for parameters in ({"version": None, "timestamp": "2026-01-01"}, {"datetime": "1767225600000"}):
+        delta_writer.commit(made(uri, table=delta_tables.open_table(uri)), [], [], {"topic_id": "id", "positions": {}})
+        write_version(uri, "RESTORE", **parameters)
+        assert table_positions(newest(uri)) is None
+
+
 def test_positions_of_maintenance_count_only_without_those_of_a_compaction(tmp_path: Path) -> None:
     """Maintenance repeats the positions that it read. A compaction that commits meanwhile has newer ones.
 
@@ -313,13 +346,16 @@ def test_positions_of_maintenance_count_only_without_those_of_a_compaction(tmp_p
 
 
 def test_commit_kinds_of_other_writers(tmp_path: Path) -> None:
-    """A commit of another writer has no metadata, or other metadata."""
+    """A commit of another writer has no metadata, or other metadata. Metadata never replaces Delta's own fields."""
     uri = str(tmp_path / "t")
     assert commit_history(made(uri), 1)[0].get("kind") is None
-    for metadata in ('{"kind": "x"}', "[1]", "no JSON", "[" * 100_000):
+    for metadata in ('{"kind": "x", "version": "1.2", "operation": "y"}', "[1]", "no JSON", "[" * 100_000):
         write_version(uri, "WRITE", metadata)
     kinds = [commit.get("kind") for commit in commit_history(newest(uri), 4)]
     assert kinds == [None, None, None, "x"]
+    assert [(commit["version"], commit["operation"]) for commit in commit_history(newest(uri), 4)] == [
+        (version, "WRITE") for version in (4, 3, 2, 1)
+    ]
 
 
 def test_stores_are_the_folders(tmp_path: Path) -> None:
