@@ -86,7 +86,7 @@ class PackedHeaders(Sequence[Headers]):
         return _decode_headers(self.blocks[index] or b"")
 
     def at(self, indexes: NDArray[Any]) -> PackedHeaders:
-        """Return the headers at these indices."""
+        """Return the headers of the records at these indexes."""
         return PackedHeaders(self.blocks.at(indexes))
 
     def followed_by(self, more: Sequence[tuple[str, bytes | PackedBytes]]) -> PackedHeaders:
