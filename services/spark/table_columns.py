@@ -68,7 +68,7 @@ def state_type(store: StoreSchema) -> pa.DataType:
 
 
 def state_schema(stores: Iterable[StoreSchema]) -> pa.Schema:
-    """Return the columns of `state`."""
+    """Return the columns of the table `state`."""
     head = [("row", pa.string()), ("partition", pa.int32()), ("store", pa.string()), ("key", pa.binary())]
     head += [("start_ms", pa.int64()), ("end_ms", pa.int64())]
     own = [(store.name, state_type(store)) for store in stores]

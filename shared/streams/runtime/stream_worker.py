@@ -362,7 +362,7 @@ class StreamWorker(RebalanceListener):
             log.info("partitions assigned", partitions=sorted(assigned))
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """Commit what was processed and set the tasks aside."""
+        """Commit the revoked tasks and set them aside. Those that do not run are closed."""
         if self._leaving:
             # The last commit of `shutdown` covers these tasks.
             return
