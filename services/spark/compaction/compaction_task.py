@@ -438,7 +438,7 @@ class PartitionCompaction:
 
 
 async def read_range(consumer: Consumer, options: CompactionTaskOptions, of: ChangelogRange) -> PartitionCompaction:
-    """Read a range from `first` to `end`, or further if transaction markers take offsets in it.
+    """Read a range from `first` to `end`, or further if transaction markers or aborted records take offsets in it.
 
     While no commit has ended, reading continues in steps of the range's length until it reaches `latest`.
     Raises KafkaTimeout if the position does not change for `idle_ms_max`, OffsetOutOfRange if records of the range
