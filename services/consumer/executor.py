@@ -186,7 +186,11 @@ class Executor:
         outcome: Outcome,
         dead_letters: list[tuple[Work, DeadLetter]],
     ) -> None:
-        """Add the result of a handler call to `outcome`, and its dead letters to `dead_letters`."""
+        """Write the records that a handler returned, and sort the call's works.
+
+        Finished works and works to repeat are added to `outcome`, those that failed for good to `dead_letters`. Under
+        exactly-once the records are not written, but added to `outcome`.
+        """
         stage = STAGE_PROCESS
         if isinstance(returned, Exception):
             error: Exception | None = returned
