@@ -1,9 +1,9 @@
 """Starts and stops a worker's connectors and tasks to match its assignment.
 
 The start of a connector may take any time, so it runs outside the herder's loop. `on_reconfiguration` is called when a
-connector becomes RUNNING, or requests new task configs. Tasks start at once, or after `before_task`, and initialize in
-the background. A call to stop returns when the work is stopped, or abandoned after the worker's graceful timeout. Work
-that is revoked during its restart is not started again.
+connector is started or resumed, or requests new task configs. Tasks start at once, or after `before_task`, and
+initialize in the background. A call to stop returns when the work is stopped, or abandoned after the worker's graceful
+timeout. Work that is revoked during its restart is not started again.
 """
 
 from __future__ import annotations
@@ -244,9 +244,9 @@ class WorkRunner:
         self.beside(self._set_target_state(name, target))
 
     async def _set_target_state(self, name: str, target: Any) -> None:
-        before = self._worker.state(name)
         await self._worker.set_target_state(name, target)
-        if before is not State.RUNNING and self._worker.state(name) is State.RUNNING:
+        # Also if it was RUNNING before: a connector that is resumed while it still stops has lost its tasks.
+        if self._worker.state(name) is State.RUNNING:
             self._on_reconfiguration(name)
 
 

@@ -190,6 +190,24 @@ async def test_pause_stop_resume() -> None:
         await until(lambda: states(herder) == ["RUNNING"] * 3)
 
 
+async def test_a_connector_resumed_while_it_stops_has_its_tasks_again() -> None:
+    """A connector that is resumed before its `stop` has returned starts again, with its tasks."""
+    may_stop = asyncio.Event()
+
+    async def stop() -> None:
+        await may_stop.wait()
+
+    async with running_herder() as (herder, _):
+        await herder.put_connector("c", config(), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        herder.worker._connectors["c"].connector.stop = stop  # type: ignore[method-assign]
+        await herder.set_target_state("c", TargetState.STOPPED)
+        await herder.set_target_state("c", TargetState.STARTED)
+        assert herder.task_infos("c") == []
+        may_stop.set()
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+
+
 async def test_a_connector_that_fails_can_be_restarted() -> None:
     """A failed connector's status has the trace. A restart that fails again is an error, as in Kafka Connect. After a
     config change the connector runs.
