@@ -75,16 +75,18 @@ class AllowedFiles:
 
     def open(self, setting: str, given: str, mode: str) -> IO[Any]:
         """Open a local file: `rb` to read, `a` to append text in UTF-8. Raises OSError as `open` does."""
-        flags = {"rb": os.O_RDONLY, "a": os.O_WRONLY | os.O_APPEND | os.O_CREAT}[mode]
         path = self._allowed_local_file(setting, given)
         folder = _open_folder(path.folder, path.below[:-1], make=False)
+
+        def open_in_folder(_: str, flags: int) -> int:
+            return os.open(path.below[-1], flags | os.O_NOFOLLOW, FILE_MODE, dir_fd=folder)
+
         try:
-            file = os.open(path.below[-1], flags | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE, dir_fd=folder)
+            if "b" in mode:
+                return open(path.path, mode, opener=open_in_folder)
+            return open(path.path, mode, encoding="utf-8", newline="", opener=open_in_folder)
         finally:
             os.close(folder)
-        if mode == "rb":
-            return os.fdopen(file, "rb")
-        return os.fdopen(file, "a", encoding="utf-8", newline="")
 
     def write_whole(self, setting: str, given: str, data: bytes) -> None:
         """Write a file atomically and create missing folders. Raises OSError as `open` does.

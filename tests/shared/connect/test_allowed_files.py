@@ -162,6 +162,15 @@ def test_a_link_created_after_the_check_is_not_followed(data: Path) -> None:
     assert (secret / "key").read_text() == "s3cret\n"
 
 
+def test_a_folder_is_not_opened_as_a_file(data: Path) -> None:
+    """Opening a folder raises OSError with the path, and leaves no open file descriptor."""
+    before = set(Path("/dev/fd").iterdir())
+    for mode in ("rb", "a"):
+        with pytest.raises(IsADirectoryError, match="deep"):
+            AllowedFiles((str(data),)).open("file", f"{data}/deep", mode)
+    assert set(Path("/dev/fd").iterdir()) <= before
+
+
 def test_a_file_is_written_atomically(data: Path) -> None:
     """`write_whole` creates missing folders and replaces an existing file."""
     files = AllowedFiles((str(data / "later"),))
