@@ -38,7 +38,7 @@ from penstock.shared.connect.config_def import (
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.arrow_rows import NothingInIt, check_row, columns_of_file, table_of
 from penstock.shared.connect.converters.json import value_to_json
-from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.errors import ConnectError, summary_of
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.redaction import without_passwords
@@ -46,8 +46,8 @@ from penstock.shared.connect.task import Offsets, SinkTask
 
 NEVER_MS = float("inf")
 SUFFIX = {"parquet": ".parquet", "json": ".jsonl"}
-STORE_CONFIG_ERRORS = (TypeError, ValueError)
-"""What fsspec's stores raise if their settings are wrong."""
+STORE_CONFIG_ERRORS = (TypeError, ValueError, AttributeError, ImportError, NotImplementedError)
+"""What fsspec's stores raise if a setting is wrong, or if the store cannot be written."""
 
 
 def file_system_of(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
@@ -156,14 +156,14 @@ class FilesSinkTask(SinkTask):
             if not self._is_temporary(e):
                 raise
             self.context.timeout(self._values["retry.backoff.ms"])
-            raise RetriableError(f"{path}: {e}") from e
+            raise RetriableError(f"{path}: {summary_of(e)}") from e
         del buffer[:count]
         for kept in (self._since, self._rejected):
             kept.pop(tp, None)
         self._written[tp] = last + 1
 
     def _is_temporary(self, error: Exception) -> bool:
-        """Return whether a file that cannot be stored because of this error is written again."""
+        """Return whether storing the file again may succeed after this error."""
         # fsspec's stores raise errors of their own, such as gcsfs' HttpError, and adlfs raises RuntimeError.
         is_of_store = self._system is not None and not isinstance(error, STORE_CONFIG_ERRORS)
         return is_of_store or isinstance(error, OSError)

@@ -169,17 +169,23 @@ class StoreContext(Context):
 
 
 async def test_a_file_that_a_store_rejects_for_a_time_is_written_again() -> None:
-    """The stores of fsspec have errors of their own, which are temporary. Only errors of wrong settings are final."""
+    """The stores of fsspec have errors of their own, which are temporary. Their reason names the class of the error.
+    Only errors of wrong settings, and of stores that cannot be written, are final."""
     register_implementation("failing", Store, clobber=True)
     settings = {"url": "failing://bucket", "format": "json", "flush.size": "2"}
     task = FilesSinkTask()
     task.initialize(context := StoreContext())
     await task.start(settings)
-    Store.errors = [RuntimeError("Failed to upload block: ServerBusy"), LookupError("503"), ValueError("no bucket")]
-    for error in (RetriableError, RetriableError, ValueError):
-        with pytest.raises(error):
+    temporary = [RuntimeError("Failed to upload block: ServerBusy"), LookupError("503"), TimeoutError()]
+    for error in temporary:
+        Store.errors = [error]
+        with pytest.raises(RetriableError, match=type(error).__name__):
             await task.put(records(A, 0, 2))
-    assert context.timeouts == [3_000] * 2
+    for final in (ValueError("no bucket"), AttributeError("copy"), NotImplementedError()):
+        Store.errors = [final]
+        with pytest.raises(type(final)):
+            await task.put(records(A, 0, 2))
+    assert context.timeouts == [3_000] * 3
     await task.put(records(A, 0, 2))
     ((name, file),) = Store.store.items()
     assert (name.rpartition("/")[2], file.getvalue().count(b"\n")) == (f"t+0+{0:020d}.jsonl", 2)
