@@ -133,8 +133,12 @@ def is_secret(name: str, plugin: type | None) -> bool:
 
 
 def redacted(config: Mapping[str, str], plugin: type | None) -> dict[str, str]:
-    """Return the config as REST shows it."""
-    return {name: redacted_value(name, value, plugin) for name, value in config.items()}
+    """Return the config as REST shows it. All values are hidden if the plugin cannot define its settings."""
+    try:
+        return {name: redacted_value(name, value, plugin) for name, value in config.items()}
+    except Exception:
+        # A plugin's code may raise any error. Then it is not known which settings are secrets.
+        return dict.fromkeys(config, HIDDEN)
 
 
 def redacted_value(name: str, value: str, plugin: type | None = None) -> str:

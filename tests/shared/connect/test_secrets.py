@@ -182,8 +182,8 @@ def test_secrets_are_hidden_and_variables_are_not() -> None:
 
 
 def test_a_connector_that_cannot_define_its_settings_shows_no_secret() -> None:
-    """If a connector's `config` raises an error, its configuration cannot be shown. In a text about it, the names of
-    its settings decide which are secrets."""
+    """If a connector's `config` raises an error, none of its settings is shown or restored. In a text about it, the
+    names of its settings decide which are secrets."""
 
     class Broken(HttpSinkConnector):
         @classmethod
@@ -193,8 +193,9 @@ def test_a_connector_that_cannot_define_its_settings_shows_no_secret() -> None:
     mask = transformer().masking({"other.password": "pl41n", "http.url": "http://api"}, Broken)
     assert mask("pl41n rejected by http://api") == "[hidden] rejected by http://api"
     for _ in range(2):
+        assert redacted({"sftp.passphrase": "pl41n"}, Broken) == {"sftp.passphrase": "[hidden]"}
         with pytest.raises(ValueError, match="on purpose"):
-            redacted({"sftp.passphrase": "pl41n"}, Broken)
+            restored({"sftp.passphrase": "[hidden]"}, {"sftp.passphrase": "pl41n"}, Broken)
 
 
 def test_a_secret_beside_a_variable_is_hidden() -> None:
