@@ -75,7 +75,8 @@ class HttpSource:
             checks = checks_of(body)
             status = "ok" if body["status"] in HEALTHY_STATUSES else str(body["status"])
             exposition = await self._client.get(f"{self._url}/metrics")
-            totals = {} if exposition.status_code == httpx.codes.NOT_FOUND else sum_metrics(exposition.text)
+            has_metrics = exposition.status_code != httpx.codes.NOT_FOUND
+            totals = sum_metrics(exposition.raise_for_status().text) if has_metrics else {}
             streams = await self._client.get(f"{self._url}/v1/streams")
             state = decode_json(streams.content, StreamsState) if streams.status_code == httpx.codes.OK else None
             return ServiceSample(
@@ -89,7 +90,8 @@ class HttpSource:
             )
         except Exception as e:
             # The address may be that of any server, and Prometheus' parser raises many errors for malformed text.
-            return ServiceSample(self.name, self._shown_url, "unreachable", f"{type(e).__name__}: {e}".rstrip(": "))
+            detail = without_passwords(f"{type(e).__name__}: {e}".rstrip(": "))
+            return ServiceSample(self.name, self._shown_url, "unreachable", detail)
 
 
 class LocalSource:

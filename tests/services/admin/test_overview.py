@@ -132,7 +132,6 @@ async def test_a_service_without_streams_has_none() -> None:
         httpx.Response(200, content=b"[" * 100_000),
         httpx.Response(200, json=[]),
         httpx.Response(404, json={"detail": "no"}),
-        httpx.Response(500, text="no"),
     ],
 )
 async def test_a_service_without_a_valid_response_is_unreachable(response: httpx.Response | Exception) -> None:
@@ -162,6 +161,23 @@ async def test_a_service_with_an_invalid_check_is_unreachable() -> None:
     sample = await source.sample()
     assert sample.status == "unreachable"
     assert "AttributeError" in sample.detail
+
+
+async def test_a_service_whose_metrics_fail_is_unreachable() -> None:
+    """Metrics with an error's status yield an unreachable sample, even if the body is empty. The reason hides the
+    address' password.
+    """
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/health":
+            return httpx.Response(200, json={"status": "ok", "checks": {}})
+        return httpx.Response(503 if request.url.path == "/metrics" else 404)
+
+    source = HttpSource("p", "http://ann:s3cret@p", httpx.AsyncClient(transport=httpx.MockTransport(handle)))
+    sample = await source.sample()
+    assert sample.status == "unreachable"
+    assert "503" in sample.detail
+    assert "s3cret" not in sample.detail
 
 
 STORED = "penstock_ingest_stored_records_total"
