@@ -766,19 +766,18 @@ class DistributedHerder(BaseHerder):
             await self._leader_client.fence(url, name, self.snapshot().session_key)
 
     async def _fence_older_tasks(self, name: str) -> None:
-        """On the leader: fence the producers of a source's older tasks if needed. Then store the number of current
-        tasks, unless there are none, or another set of tasks was stored meanwhile.
+        """On the leader: fence the producers of a source's older tasks, if it has tasks that wait for this. Then store
+        the number of these tasks, unless they changed meanwhile.
 
         Kafka's response may take long, so the herder's loop does not wait for it.
         """
 
-        async def current_tasks() -> tuple[ConnectorTaskId, ...] | None:
+        async def waiting_tasks() -> tuple[ConnectorTaskId, ...]:
             snapshot = self.snapshot()
             if views.kind_of_connector(self.plugins, views.config_of(snapshot, name)) != "source":
                 raise BadRequest(f"Connector {name} is not a source connector")
-            tasks = snapshot.tasks(name)
-            # Zombie fencing (KIP-618). None if this set of tasks was fenced already, for another of its tasks.
-            return tasks if name in snapshot.pending_fencing or not tasks else None
+            # Zombie fencing (KIP-618). None waits if the older tasks were fenced already, for another of these tasks.
+            return snapshot.tasks(name) if name in snapshot.pending_fencing else ()
 
         async def put_task_count() -> None:
             snapshot = self.snapshot()
@@ -788,12 +787,10 @@ class DistributedHerder(BaseHerder):
         # One after another: a second fencing beside this one could fence the tasks that start after this one.
         lock = self._fencing_locks.setdefault(name, asyncio.Lock())
         async with request_timeout("Kafka takes too long to fence older tasks"), lock:
-            tasks = await self._run_as_leader(current_tasks)
-            if tasks is None:
+            if not (tasks := await self._run_as_leader(waiting_tasks)):
                 return
             await self._fence_producers(name, len(tasks))
-            if tasks:
-                await self._run_as_leader(put_task_count)
+            await self._run_as_leader(put_task_count)
 
     async def _fence_producers(self, name: str, count: int) -> None:
         """Fence the producers of a source's older tasks, before `count` tasks replace them."""
