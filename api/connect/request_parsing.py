@@ -21,6 +21,7 @@ from penstock.api.http.status_codes import NOT_FOUND, UNSUPPORTED_MEDIA_TYPE
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import properties_from_json
+from penstock.shared.connect.runtime.create_request import check_name
 
 SLASH = "\x00"
 """Replaces, in a path's segment, a slash that was written as %2F."""
@@ -57,13 +58,6 @@ def _parse_json_body(body: bytes) -> Any:
         raise BadRequest(f"The body is not JSON: {e}") from None
 
 
-def config_of(body: Any, name: str) -> dict[str, str]:
-    """Return a connector's config, with its name in it. Raises BadRequest if the config has another name."""
-    config = properties_from_json(body, "config")
-    _check_name(config.get("name"), name)
-    return {**config, "name": name}
-
-
 def patch_of(body: Any, name: str) -> dict[str, str | None]:
     """Return the changes to a connector's config. None removes a setting."""
     if not isinstance(body, dict):
@@ -72,15 +66,8 @@ def patch_of(body: Any, name: str) -> dict[str, str | None]:
         **properties_from_json(body, "config"),
         **{key: None for key in body if body[key] is None},
     }
-    _check_name(patch.get("name"), name)
+    check_name(patch.get("name"), name)
     return patch
-
-
-def _check_name(config_name: str | None, name: str) -> None:
-    if config_name is not None and config_name != name:
-        raise BadRequest(
-            f"Connector name configuration ({config_name}) doesn't match connector name in the URL ({name})"
-        )
 
 
 async def name_of(name: Annotated[str, Path(examples=["files"])]) -> str:

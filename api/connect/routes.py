@@ -45,7 +45,6 @@ from penstock.api.connect.request_parsing import (
     ConnectPaths,
     Name,
     TaskNumber,
-    config_of,
     flag,
     json_body,
     json_list,
@@ -61,7 +60,7 @@ from penstock.shared.connect.herder.distributed import DistributedHerder
 from penstock.shared.connect.herder.loggers import level_number
 from penstock.shared.connect.herder.standalone import StandaloneHerder
 from penstock.shared.connect.properties import properties_from_json
-from penstock.shared.connect.runtime.create_request import INITIAL_STATES, create_request
+from penstock.shared.connect.runtime.create_request import INITIAL_STATES, config_of, create_request
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.storage.config_records import RestartRequest
 

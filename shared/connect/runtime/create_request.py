@@ -36,7 +36,17 @@ def create_request(body: Any) -> tuple[str, dict[str, str], str | None]:
     state = body.get("initial_state")
     if state is not None and str(state).upper() not in INITIAL_STATES:
         raise BadRequest(f"The field 'initial_state' must be one of {', '.join(INITIAL_STATES)}, not {state!r}")
-    config = properties_from_json(body["config"], "config")
-    if config.get("name", name) != name:
-        raise BadRequest(f"The field 'name' is {name!r}, but the config has the name {config['name']!r}")
-    return name, {**config, "name": name}, None if state is None else str(state).upper()
+    return name, config_of(body["config"], name), None if state is None else str(state).upper()
+
+
+def config_of(body: Any, name: str) -> dict[str, str]:
+    """Return a connector's config, with its name in it. Raises BadRequest if the config has another name."""
+    config = properties_from_json(body, "config")
+    check_name(config.get("name"), name)
+    return {**config, "name": name}
+
+
+def check_name(config_name: str | None, name: str) -> None:
+    """Raise BadRequest if a config has another name than its connector."""
+    if config_name is not None and config_name != name:
+        raise BadRequest(f"The config has the name {config_name!r}, but the connector's name is {name!r}")

@@ -12,7 +12,6 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 
 from penstock.api.connect.request_parsing import (
-    config_of,
     json_body,
     json_list,
     normalize_path,
@@ -22,6 +21,7 @@ from penstock.api.connect.routes import create_connect_app
 from penstock.api.http.openapi import complete_operations, operations_of
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import properties_from_json
+from penstock.shared.connect.runtime.create_request import config_of
 from tests.api.http.test_openapi import closed, errors_of
 from tests.shared.connect.recordings import recorded_requests
 
