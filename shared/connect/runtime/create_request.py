@@ -18,10 +18,10 @@ INITIAL_STATES = {"RUNNING": TargetState.STARTED, "PAUSED": TargetState.PAUSED, 
 
 
 def create_request(body: Any) -> tuple[str, dict[str, str], str | None]:
-    """Return the connector's name, its config with the name in it, and the key of its state in INITIAL_STATES.
+    """Return the connector's name, its config with the name in it, and its initial state: a key of INITIAL_STATES, or
+    None if not requested.
 
-    The state is None if not requested. Raises BadRequest if the request is malformed, or if its config has another
-    name.
+    Raises BadRequest if the request is malformed, or if its config has another name.
     """
     if not isinstance(body, dict):
         raise BadRequest("The request must be a JSON object with 'name' and 'config'")
@@ -36,7 +36,10 @@ def create_request(body: Any) -> tuple[str, dict[str, str], str | None]:
     state = body.get("initial_state")
     if state is not None and str(state).upper() not in INITIAL_STATES:
         raise BadRequest(f"The field 'initial_state' must be one of {', '.join(INITIAL_STATES)}, not {state!r}")
-    return name, config_of(body["config"], name), None if state is None else str(state).upper()
+    config = properties_from_json(body["config"], "config")
+    if not name and config.get("name"):
+        raise BadRequest("The field 'name' is missing")
+    return name, config_of(config, name), None if state is None else str(state).upper()
 
 
 def config_of(body: Any, name: str) -> dict[str, str]:

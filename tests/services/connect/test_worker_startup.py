@@ -187,12 +187,13 @@ def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
     ("text", "field"),
     [
         ('{"name": "copy", "config": {"name": "orders"}}', "copy"),
+        ('{"config": {"name": "orders"}}', "'name' is missing"),
         ('{"name": "c", "config": {}, "initialState": "STOPPED"}', "initialState"),
     ],
 )
 def test_a_connector_file_with_two_names_or_an_unknown_field_is_rejected(tmp_path: Path, text: str, field: str) -> None:
-    """A name that differs from the one in the config, and a field that REST rejects too, are a ConfigError that says
-    which."""
+    """A name that only the config has, or that differs from the one in the config, and a field that REST rejects too,
+    are a ConfigError that says which."""
     file = tmp_path / "c.json"
     file.write_text(text)
     with pytest.raises(ConfigError, match=field):
