@@ -27,7 +27,7 @@ from pathlib import Path
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.properties import parse_properties
-from penstock.shared.connect.redaction import VARIABLE, Mask, is_secret, redacted_value, secrets_in
+from penstock.shared.connect.redaction import VARIABLE, Mask, defining, redacted_value, secrets_in
 
 MASKED_LENGTH_MIN = 4
 """Shorter values are not masked in texts about other settings: they may be parts of words."""
@@ -190,11 +190,7 @@ class ConfigTransformer:
         A secret of fewer than MASKED_LENGTH_MIN characters is masked only in a text about its own setting. The values
         of a setting's variables are not masked if a provider fails.
         """
-        try:
-            is_secret("", plugin)
-        except Exception:
-            # A plugin's code may raise any error. The report of that error needs a mask.
-            plugin = None
+        plugin = defining(plugin)
         own: dict[str, dict[str, str]] = {}
         for name, text in raw.items():
             own[name] = secrets_in(name, text, plugin)

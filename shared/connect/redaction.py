@@ -126,6 +126,17 @@ def _config_types_of_plugin(plugin: type) -> dict[str, Type]:
     return {key.name: key.type for key in cast(Any, plugin).config()}
 
 
+def defining(plugin: type | None) -> type | None:
+    """Return the plugin, or None if it cannot define its settings: its code may raise any error."""
+    if plugin is None:
+        return None
+    try:
+        _config_types_of_plugin(plugin)
+    except Exception:
+        return None
+    return plugin
+
+
 def is_secret(name: str, plugin: type | None) -> bool:
     """Return whether a connector's setting is secret. `plugin` is the connector's class, or None if it is not known."""
     kind = None if plugin is None else _config_types_of_plugin(plugin).get(name)
@@ -134,11 +145,10 @@ def is_secret(name: str, plugin: type | None) -> bool:
 
 def redacted(config: Mapping[str, str], plugin: type | None) -> dict[str, str]:
     """Return the config as REST shows it. All values are hidden if the plugin cannot define its settings."""
-    try:
-        return {name: redacted_value(name, value, plugin) for name, value in config.items()}
-    except Exception:
-        # A plugin's code may raise any error. Then it is not known which settings are secrets.
+    if defining(plugin) is not plugin:
+        # It is not known which settings are secrets.
         return dict.fromkeys(config, HIDDEN)
+    return {name: redacted_value(name, value, plugin) for name, value in config.items()}
 
 
 def redacted_value(name: str, value: str, plugin: type | None = None) -> str:
