@@ -431,9 +431,8 @@ async def _copy_rows_to_table(
 
     Raises ConnectError if the driver cannot write the type of a column.
     """
-    path, _, name = target.rpartition(".")
-    # The path may begin with the connection's database, which COPY does not need.
-    schema = path.rpartition(".")[2] or None
+    # COPY takes no database, with which the name may begin.
+    schema, name = [None, *target.split(".")][-2:]
     adapted = _adapt_rows_to_columns(rows, names, table)
     try:
         await connection.copy_records_to_table(name, records=adapted, columns=names, schema_name=schema)
