@@ -786,7 +786,8 @@ class DistributedHerder(BaseHerder):
 
         # One after another: a second fencing beside this one could fence the tasks that start after this one.
         lock = self._fencing_locks.setdefault(name, asyncio.Lock())
-        async with request_timeout("Kafka takes too long to fence older tasks"), lock:
+        reason = "Older tasks were not fenced in time: Kafka or the leader is slow, or an earlier fencing still runs"
+        async with request_timeout(reason), lock:
             if not (tasks := await self._run_as_leader(waiting_tasks)):
                 return
             await self._fence_producers(name, len(tasks))
