@@ -63,7 +63,7 @@ class FinalJobs(msgspec.Struct, frozen=True):
 
 
 class Comparison(NamedTuple):
-    """The number of windows and late records of the batch, and of those that only one side has: batch or aggregator."""
+    """How many windows and late records the batch has, and how many only the batch or only the aggregator has."""
 
     batch_rows: int
     batch_differences: int

@@ -747,8 +747,8 @@ class DistributedHerder(BaseHerder):
                 await self._stores.configs.refresh()
                 if not must_be_fenced():
                     break
-            # Temporary errors of Kafka are retried, and rejections by the leader, as with task configs. Other errors
-            # fail the task.
+            # Retried, as with task configs: temporary errors of Kafka, and any error of a request to the leader. Other
+            # errors fail the task.
             except (RetriableError, NotHere, RebalanceNeeded, RequestTimedOut) as e:
                 reason = summary_of(e)
             attempt += 1
@@ -784,7 +784,8 @@ class DistributedHerder(BaseHerder):
             if name in snapshot.pending_fencing and snapshot.tasks(name) == tasks:
                 await self._stores.configs.put_task_count(name, len(tasks))
 
-        # One after another: a second fencing beside this one could fence the tasks that start after this one.
+        # One fencing at a time for each connector. Otherwise a second one could still run when the first one's tasks
+        # start, and fence them.
         lock = self._fencing_locks.setdefault(name, asyncio.Lock())
         reason = "Older tasks were not fenced in time: Kafka or the leader is slow, or an earlier fencing still runs"
         async with request_timeout(reason), lock:
