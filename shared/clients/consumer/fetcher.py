@@ -410,7 +410,7 @@ class Fetcher:
 
         If no handed-out record is gone, drops only the buffer. Otherwise `take` raises LogTruncation if the reset
         policy is `none`. Under another policy, fetching continues at `end_offset`. But if `high_watermark` is below
-        the position, the policy finds a new position.
+        the position, a policy other than `latest` finds a new position.
         """
         position = state.position
         assert position is not None
@@ -425,9 +425,10 @@ class Fetcher:
             reason = f"records from offset {end_offset} on were read that are not in the log any more"
             self._fail_partition(tp, state, LogTruncation(f"{tp} at offset {position}: {reason}"))
         # 3. Records that were handed out are gone. Continue where the logs diverge, or by the reset policy if the log
-        #    ends before the position: it may be that of another topic with the same name.
+        #    ends before the position: it may be that of another topic with the same name. `latest` would skip the
+        #    records from `end_offset` to the end of the log.
         else:
-            if high_watermark < position:
+            if high_watermark < position and self._policy != LATEST:
                 state.reset_position(self._policy, "the log ends before it")
             else:
                 state.go_to(end_offset, None)

@@ -942,6 +942,15 @@ def test_a_truncation_below_the_position() -> None:
     assert scene.fetches()[1].epochs == {A0: -1}
 
 
+def test_latest_skips_no_record_after_a_truncation() -> None:
+    """With `latest`, reading continues at the truncation offset, also if the log ends before the position."""
+    scene = Scene("latest").at(a0=0)
+    scene.respond_to_all(a0=batch(0, 10, epoch=4))
+    scene.take()
+    scene.respond_to_all(a0=FetchedPartition(0, 9, 9, diverged_at=7))
+    assert scene.fetches()[1].wanted == {A0: 7}
+
+
 def test_a_commit_with_its_leader_epoch() -> None:
     """The first fetch has the committed leader epoch to detect truncation. Dropping the buffer keeps the epoch."""
     scene = Scene("none", has_group=True)
