@@ -151,6 +151,8 @@ class TableMaintenance:
     def _delete_expired_windows(self, state: str, others: Mapping[str, str]) -> None:
         """Delete closed windows that end before the limit in `state`, and late records before an earlier limit.
 
+        Both limits are rounded down to whole days (UTC).
+
         The limit for late records is earlier by the retention period, or by the window size if that is longer. A window
         that began before the limit may end after it.
         """
@@ -158,8 +160,8 @@ class TableMaintenance:
         table = self._open_table(state)
         if days is None or table is None:
             return
-        # The limit is the one in `state`, not one from the clock. `corrected` leaves out windows by the same limit, so
-        # it never returns the late records of a deleted window alone.
+        # The limit is the one in `state`, not one from the clock. `corrected` leaves out windows by the same limit,
+        # which is not rounded down. So it never returns the late records of a deleted window alone.
         newest = [of[0] for of in progress_rows(table).values()]
         limit_ms = max((row["expired_ms"] for row in newest), default=-1)
         sizes_ms = {s.name: s.size_ms for row in newest for s in decode_progress(row["progress"].encode()).stores}
@@ -167,6 +169,9 @@ class TableMaintenance:
             kind, _, store = name.partition("/")
             column = "window_end" if kind == CLOSED else "event_time"
             before_ms = limit_ms if kind == CLOSED else limit_ms - max(days * DAY_MS, sizes_ms.get(store, 0))
+            # The limit moves with each compaction. A deletion rewrites the file in which the limit lies, which may have
+            # FILE_BYTES. With whole days this happens once a day.
+            before_ms -= before_ms % DAY_MS
             own = self._open_table(path) if before_ms > 0 else None
             if own is not None and (expired := delete_expired_rows(own, column, before_ms)):
                 self.log(f"{name}: {expired} rows deleted: retention is {days} days")

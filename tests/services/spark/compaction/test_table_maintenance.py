@@ -361,6 +361,18 @@ def test_a_vacuum_that_removes_nothing_counts(tmp_path: Path) -> None:
     assert maintenance.failed.lines() == ()
 
 
+def apply_retention(
+    state: Path, expired_ms: int, stores: tuple[StoreSchema, ...], tables: dict[str, str], **settings_: Any
+) -> None:
+    """Maintain the tables with a `state` that has the limit `expired_ms`."""
+    body = msgspec.json.encode(Progress("app", "exactly_once", {}, 0, {}, {}, {}, stores, 0)).decode()
+    row = {"row": "progress", "partition": 0, "changelog_offset": 9, "progress": body, "expired_ms": expired_ms}
+    write_deltalake(str(state), pa.Table.from_pylist([row], PROGRESS), mode="overwrite")
+    maintenance = TableMaintenance(CompactSettings(application="a", lake="lake", **settings_), str)
+    maintenance.maintain(str(state), tables)
+    assert maintenance.failed.lines() == ()
+
+
 def test_late_records_are_kept_as_long_as_their_windows(tmp_path: Path) -> None:
     """A window that is longer than the retention may begin long before the limit and end after it."""
     count = (AggregationSchema.of("n", Count()),)
@@ -369,20 +381,30 @@ def test_late_records_are_kept_as_long_as_their_windows(tmp_path: Path) -> None:
         msgspec.structs.replace(store, size_ms=30 * DAY_MS),
         msgspec.structs.replace(store, name="days", size_ms=1),
     )
-    body = msgspec.json.encode(Progress("app", "exactly_once", {}, 0, {}, {}, {}, stores, 0)).decode()
-    row = {"row": "progress", "partition": 0, "changelog_offset": 9, "progress": body, "expired_ms": 100 * DAY_MS}
-    state = str(tmp_path / "state")
-    write_deltalake(state, pa.Table.from_pylist([row], PROGRESS))
     days = (69, 71, 92, 94)
     late = {f"late/{store.name}": str(tmp_path / store.name) for store in stores}
     for path in late.values():
         times = pa.array([day * DAY_MS * 1000 for day in days]).cast(pa.timestamp("us", "UTC"))
         write_deltalake(path, pa.table({"event_time": times}))
         delta_writer.commit(DeltaTable(path), [], [], {"kind": "compaction", **POSITIONS})
-    settings = CompactSettings(application="a", lake="lake", closed_retention_days=7)
-    maintenance = TableMaintenance(settings, lambda line: None)
-    maintenance.maintain(state, late)
-    assert maintenance.failed.lines() == ()
+    apply_retention(tmp_path / "state", 100 * DAY_MS, stores, late, closed_retention_days=7)
     kept = {name: DeltaTable(path).to_pyarrow_table()["event_time"].to_pylist() for name, path in late.items()}
     found = {name: sorted((at - datetime(1970, 1, 1, tzinfo=UTC)).days for at in times) for name, times in kept.items()}
     assert found == {"late/months": [71, 92, 94], "late/days": [94]}
+
+
+def test_retention_rewrites_a_file_at_most_once_a_day(tmp_path: Path) -> None:
+    """Retention deletes whole days. The limit moves with each compaction, but a file is not rewritten each time."""
+    closed, late = (str(tmp_path / kind) for kind in ("closed", "late"))
+    hours = pa.array([hour * HOUR_MICROS for hour in range(96)]).cast(pa.timestamp("us", "UTC"))
+    for path, column in ((closed, "window_end"), (late, "event_time")):
+        write_deltalake(path, pa.table({column: hours}))
+        delta_writer.commit(DeltaTable(path), [], [], {"kind": "compaction", **POSITIONS})
+    tables = {"closed/hours": closed, "late/hours": late}
+    rows, files = [], set[str]()
+    for hour in (48, 49, 71, 72, 73):
+        apply_retention(tmp_path / "state", hour * 3_600_000, (), tables, closed_retention_days=1)
+        rows.append([DeltaTable(path).to_pyarrow_table().num_rows for path in (closed, late)])
+        files.update(uri for path in (closed, late) for uri in DeltaTable(path).file_uris())
+    assert rows == [[48, 72], [48, 72], [48, 72], [24, 48], [24, 48]]
+    assert len(files) == 4
