@@ -41,7 +41,8 @@ OptimizeFilesMax = Annotated[
     int,
     Field(
         ge=0,
-        description="after more than this many appends, OPTIMIZE a table or rewrite a partition of `state`; 0: never",
+        description="after more than this many appends, OPTIMIZE a table or rewrite a partition of `state` "
+        "(a large one later); 0: never",
     ),
 ]
 RetentionHours = Annotated[

@@ -51,7 +51,7 @@ from penstock.services.spark.compaction.compaction_task import (
     lagging_tables,
 )
 from penstock.services.spark.compaction.delta_reader import progress_rows, table_positions, table_stores
-from penstock.services.spark.compaction.delta_writer import DataFile
+from penstock.services.spark.compaction.delta_writer import FILE_ROWS, DataFile
 from penstock.services.spark.compaction.rewrite import RewriteInput, rewrite
 from penstock.services.spark.compaction.settings import MaintenanceSettings
 from penstock.services.spark.compaction.table_maintenance import TableMaintenance
@@ -465,11 +465,13 @@ def is_rewrite_due(row: Row, files_max: int) -> bool:
     """Return whether a partition of `state` is to be rewritten, by its newest progress row.
 
     A rewrite is due if more rows were added since the last one than REWRITE_ROWS_MIN and than half of the rows that it
-    left. It is also due if more than `files_max` compactions added files; 0 is no limit.
+    left. It is also due if more than `files_max` compactions added files; 0 is no limit. If the last rewrite left
+    several times FILE_ROWS, `files_max` is multiplied by that number.
     """
-    # Relative to the partition's size, so that the cost of rewrites follows the changes and not the number of live
-    # windows.
+    # Both limits are relative to the partition's size, so that the cost of rewrites follows the changes and not the
+    # number of live windows.
     is_heavy = row["added_rows"] > max(row["rewritten_rows"] / 2, REWRITE_ROWS_MIN)
+    files_max *= max(1, row["rewritten_rows"] // FILE_ROWS)
     return bool(is_heavy or (files_max > 0 and row["added_files"] > files_max))
 
 

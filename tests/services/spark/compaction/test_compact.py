@@ -27,6 +27,7 @@ from penstock.services.spark.compaction.compact import (
     widest_stores,
 )
 from penstock.services.spark.compaction.compaction_task import ChangelogRange, CompactionTaskResult, PartitionResult
+from penstock.services.spark.compaction.delta_writer import FILE_ROWS
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
@@ -218,10 +219,17 @@ def test_no_record_is_deleted_that_a_table_lacks(
         (0, 0, 2, 1, True),
         (0, 0, 9, 0, False),  # no limit
         (REWRITE_ROWS_MIN + 1, 0, 5, 5, True),
+        (0, 2 * FILE_ROWS - 1, 6, 5, True),
+        (0, 2 * FILE_ROWS, 10, 5, False),
+        (0, 2 * FILE_ROWS, 11, 5, True),
+        (0, 2 * FILE_ROWS, 99, 0, False),
     ],
 )
 def test_a_rewrite_is_due(added: int, rewritten: int, files: int, files_max: int, due: bool) -> None:
-    """A rewrite is due if the added rows are more than half of the rewritten ones, or if too many files were added."""
+    """A rewrite is due if the added rows are more than half of the rewritten ones, or if too many files were added.
+
+    A larger partition may have more added files.
+    """
     newest = {"added_rows": added, "rewritten_rows": rewritten, "added_files": files}
     assert is_rewrite_due(newest, files_max) is due
 
