@@ -194,12 +194,7 @@ def start_position_of(
     topic now has another id, or ends before `position`. If the records at `position` were deleted, the task starts at
     the first offset if `on_missing` is `skip`; otherwise raises SourceOffsetsMissing.
     """
-    # Offsets of a topic mean nothing in another one of the same name, even if they are in its range.
-    if known_id is not None and known_id != held.topic_id:
-        raise SourceTopicChanged(
-            f"{at.topic} was deleted and created again: its id is {held.topic_id}, the state was made from the topic "
-            f"with id {known_id}. {START_AFRESH}"
-        )
+    _require_same_topic(at.topic, known_id, held.topic_id)
     if position is None:
         return StartPosition(held.first)
     # If no id was recorded, this finds a topic that was created again. It also finds records that were lost in an
@@ -217,6 +212,15 @@ def start_position_of(
             "retention or by hand. To continue without them, set streams.on_missing_source_offsets to skip."
         )
     return StartPosition(held.first, held.first - position)
+
+
+def _require_same_topic(topic: str, known_id: str | None, held_id: str) -> None:
+    # Offsets of a topic mean nothing in another one of the same name, even if they are in its range.
+    if known_id is not None and known_id != held_id:
+        raise SourceTopicChanged(
+            f"{topic} was deleted and created again: its id is {held_id}, the state was made from the topic with id "
+            f"{known_id}. {START_AFRESH}"
+        )
 
 
 async def has_record_between(consumer: Consumer, at: TopicPartition, position: int, end: int) -> bool:
@@ -248,9 +252,9 @@ async def has_record_between(consumer: Consumer, at: TopicPartition, position: i
 class SourcePositions:
     """Sets the positions at which tasks resume.
 
-    All methods raise SourceTopicChanged and SourceOffsetsMissing (`start_position_of`). `find` also raises
-    SchemaMismatch if a repartition topic that the topology no longer reads has unread records, and GroupAhead if the
-    group has committed offsets beyond those in the changelog.
+    All methods raise SourceTopicChanged. `find` and `check` also raise SourceOffsetsMissing (`start_position_of`).
+    `find` also raises SchemaMismatch if a repartition topic that the topology no longer reads has unread records, and
+    GroupAhead if the group has committed offsets beyond those in the changelog.
     """
 
     def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry) -> None:
@@ -291,16 +295,27 @@ class SourcePositions:
             self._set_start_offset(task, at, found[at], held)
         await self._drop_unread_topics(task)
 
-    async def check(self, tasks: Iterable[StreamTask], consumer: Consumer) -> None:
-        """Compare the positions of restored tasks with the extents of their assigned partitions, in one lookup.
+    async def check(self, task: StreamTask, consumer: Consumer) -> None:
+        """Compare a restored task's positions with the extents of its assigned partitions.
 
         With `on_missing_source_offsets` = `skip`, move positions whose records were deleted.
         """
-        by_partition = {task.partition: task for task in tasks}
-        assigned = [at for at in consumer.assignment() if at.partition in by_partition]
+        assigned = [at for at in consumer.assignment() if at.partition == task.partition]
         for at, held in (await self._fetch_held_offsets(consumer, assigned)).items():
-            task = by_partition[at.partition]
             self._set_start_offset(task, at, task.sources.get(at.topic), held)
+
+    async def check_topics(self, tasks: Collection[StreamTask], consumer: Consumer) -> None:
+        """Compare the ids of the assigned topics with those that the restored tasks have read, in one request.
+
+        It needs no leader, so a partition without one delays no task.
+        """
+        if not tasks:
+            return
+        async with Admin(self._kafka, timeout_ms=LOOKUP_TIMEOUT_MS) as admin:
+            described = await admin.describe_topics({at.topic for at in consumer.assignment()})
+        for task in tasks:
+            for topic, held in described.items():
+                _require_same_topic(topic, task.source_ids.get(topic), held.topic_id)
 
     async def _drop_unread_topics(self, task: StreamTask) -> None:
         """Forget positions in repartition topics that the topology no longer reads.

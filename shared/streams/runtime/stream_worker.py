@@ -225,7 +225,7 @@ class StreamWorker(RebalanceListener):
         async with self._lock:
             for partition, one in self._tasks.running().items():
                 try:
-                    await self._positions.check([one.task], self._consumer)
+                    await self._positions.check(one.task, self._consumer)
                 except RetriableError as e:
                     # The next poll reports again that the position is out of range.
                     log.warning("the source's offsets cannot be looked up", partition=partition, reason=str(e))
@@ -324,8 +324,9 @@ class StreamWorker(RebalanceListener):
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """Resume suspended tasks whose partitions are assigned again, close the others, and restore the new ones.
 
-        A suspended task is restored instead if this member missed a generation, or if the task has no position in one
-        of its source topics.
+        A suspended task is restored instead if this member missed a generation, if the task has no position in one of
+        its source topics, or if the ids of these topics cannot be looked up. Raises SourceTopicChanged if a topic of a
+        task that continues was deleted and created again.
         """
         if self._leaving:
             return
@@ -347,7 +348,14 @@ class StreamWorker(RebalanceListener):
                 for partition, owned in self._suspended.items()
                 if is_next and partition in assigned and self._knows_all_positions(owned, partition)
             }
-            await self._check_positions(resumed.values())
+            continuing = [owned.task for owned in (*self._owned.values(), *resumed.values()) if owned.task is not None]
+            try:
+                # The rebalance may be due to a source topic that was created again.
+                await self._positions.check_topics(continuing, self._consumer)
+            except RetriableError as e:
+                # A restore repeats the lookup for its task.
+                log.warning("the source topics cannot be looked up", restored=sorted(resumed), reason=str(e))
+                resumed = {}
             for partition in assigned:
                 if partition in resumed:
                     self._owned[partition] = resumed[partition]
@@ -475,18 +483,6 @@ class StreamWorker(RebalanceListener):
         return owned.task is not None and all(
             at.topic in owned.task.sources for at in self._assigned_partitions_of(partition)
         )
-
-    async def _check_positions(self, resumed: Iterable[OwnedTask]) -> None:
-        """Check the positions of tasks that continue after a rebalance: it may be due to a source topic that was
-        created again."""
-        tasks = [owned.task for owned in resumed if owned.task is not None]
-        if not tasks:
-            return
-        try:
-            await self._positions.check(tasks, self._consumer)
-        except RetriableError as e:
-            # Without the check, the tasks continue: to restore them, the same lookup would be necessary.
-            log.warning("the source's offsets cannot be looked up", reason=str(e))
 
     def _assigned_partitions_of(self, partition: int) -> list[TopicPartition]:
         assigned = self._consumer.assignment()
