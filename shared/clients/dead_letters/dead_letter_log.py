@@ -184,7 +184,7 @@ class DeadLetterLog:
         self, producer: Producer, wanted: Wanted, *, limit: int, include_replayed: bool = False, to: str | None = None
     ) -> ReplayResult:
         """Send the dead letters that `wanted` selects, at most `limit`, to their source topics, or all to the topic
-        `to`. The replay also ends when `limit` records have failed.
+        `to`. Records that Kafka rejects count towards `limit`; those whose topic cannot be used do not.
 
         Dead letters that were cut are never sent. Those that were replayed before are sent again only if
         `include_replayed` is True. In its source topic a record goes to its original partition if that exists.
@@ -215,6 +215,7 @@ class DeadLetterLog:
                 scheduler.assign(partition, committed._replace(metadata="damaged"))
         result = ReplayResult()
         unusable: dict[str, PenstockError] = {}
+        tried = 0
         is_complete = True
         try:
             # 2. Send the wanted dead letters, batch by batch.
@@ -227,10 +228,10 @@ class DeadLetterLog:
                     columns = columns[int(columns.offsets.searchsorted(position.offset)) :]
                 scheduler.deliver(columns)
                 for each in (again, scheduler):
-                    while chosen := self._choose_dead_letters(
-                        each, wanted, limit - max(result.sent, result.failed), result
-                    ):
-                        is_complete &= await self._send_dead_letters(producer, each, chosen, result, to, unusable)
+                    while chosen := self._choose_dead_letters(each, wanted, limit - tried, result):
+                        sent, goes_on = await self._send_dead_letters(producer, each, chosen, result, to, unusable)
+                        tried += sent
+                        is_complete &= goes_on
                 # 3. Raise if the partition has too many records that were not sent. There are two limits: the length of
                 #    a commit's metadata, and the number of records in memory.
                 failed = ", ".join(f"{topic} ({type(error).__name__})" for topic, error in unusable.items())
@@ -246,7 +247,7 @@ class DeadLetterLog:
                             f"{columns.topic_partition}: {LEFT_OUT_MAX} records or more are left out, including those "
                             f"that are no dead letters; replay or delete the earlier ones first{cause}"
                         )
-                if max(result.sent, result.failed) >= limit or not is_complete:
+                if tried >= limit or not is_complete:
                     break
         finally:
             # 4. Commit what was sent, also after an error. Commit the other partitions again, although their progress
@@ -298,10 +299,11 @@ class DeadLetterLog:
         result: ReplayResult,
         to: str | None,
         unusable: dict[str, PenstockError],
-    ) -> bool:
-        """Send the chosen dead letters. Returns False if one failed, unless Kafka rejects it or its topic is unusable.
+    ) -> tuple[int, bool]:
+        """Send the chosen dead letters, except those whose topics are unusable.
 
-        Adds to `unusable` the topics whose partitions cannot be found, each with the error.
+        Returns their number, and whether each was sent or rejected by Kafka. Adds to `unusable` the topics whose
+        partitions cannot be found, each with the error.
         """
         known: dict[str, set[int]] = {}
         for topic in {to or dead_letter.record.topic for _, _, dead_letter in chosen} - unusable.keys():
@@ -336,7 +338,7 @@ class DeadLetterLog:
         for execution, work, record in rejected:
             (outcome,) = await (await producer.send_many([record]))
             goes_on &= _note_outcome(scheduler, execution, work, outcome, result)
-        return goes_on
+        return len(sent), goes_on
 
 
 def _note_outcome(

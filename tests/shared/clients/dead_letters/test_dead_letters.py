@@ -382,6 +382,16 @@ async def test_a_source_topic_that_was_deleted(kafka: KafkaSettings, monkeypatch
         assert [entry.replayed async for entry in log.entries()] == [True, False, False, False, True, True]
 
 
+async def test_a_deleted_source_topic_does_not_use_up_the_limit(kafka: KafkaSettings) -> None:
+    """A small replay sends the dead letters of other topics, although those of the deleted topic come first."""
+    await write(kafka, 3, source="gone")
+    await write(kafka, 3)
+    async with DeadLetterLog(kafka, TOPIC) as log, Producer(kafka, ProducerSettings(max_block_ms=50)) as producer:
+        for limit, sent in [(1, 1), (2, 2), (1, 0)]:
+            result = await log.replay(producer, lambda _: True, limit=limit)
+            assert (result.sent, result.failed) == (sent, 3)
+
+
 async def test_a_record_that_kafka_rejects_for_good(kafka: KafkaSettings) -> None:
     """It fails in each replay, and all others are sent, also those beside it and those of later fetches."""
     await write(kafka, 3, timestamps={1: 2**50})
