@@ -212,10 +212,9 @@ class FetchRequestManager:
             self._metrics.fetch_failed()
             # `take` raises any other error.
             if isinstance(e, RetriableError):
-                self._log_outcome(f"records from node {fetch.node}", e)
+                self._log_partitions({tp: e for tp in fetch.wanted if tp in self.fetcher.assignment})
         else:
             now_ms = self._clock.monotonic_ms()
-            self._log_outcome(f"records from node {fetch.node}", None)
             self._log_partitions(self.fetcher.received(fetch, response, now_ms))
             self._report_moves()
             size = sum(len(fetched.records) for fetched in response.partitions.values())
@@ -251,7 +250,8 @@ class FetchRequestManager:
         for tp, error in outcomes.items():
             if error is None:
                 self._failed.discard(tp)
-            # The first failure is not logged: a leader that moved is usual, and new metadata names the new one.
+            # The first failure is not logged: a leader that moved is usual. It usually answers once, because new
+            # metadata names the new leader.
             elif tp not in self._failed:
                 self._failed.add(tp)
             else:

@@ -295,8 +295,8 @@ def levels(logged: Iterable[MutableMapping[str, Any]], what: str) -> list[str]:
     return [line["log_level"] for line in logged if line.get("what") == what]
 
 
-async def test_a_fetch_that_fails_as_a_whole_is_logged_by_node() -> None:
-    """The log has the broker that does not respond, and the end of the failure."""
+async def test_a_fetch_that_fails_as_a_whole_is_logged_by_topic() -> None:
+    """The log has the topic whose leader does not respond, and the end of the failure."""
     async with FakeCluster() as cluster:
         await fill(cluster, 5)
         control = cluster.control(Api.FETCH, Close())
@@ -307,7 +307,36 @@ async def test_a_fetch_that_fails_as_a_whole_is_logged_by_node() -> None:
                     assert await consumer.poll(20) == {}
                 control.remove()
                 await read(consumer, 10)
-    assert levels(logged, "records from node 1") == ["warning", "info"]
+    assert levels(logged, "records of t") == ["warning", "info"]
+
+
+async def test_a_failed_fetch_from_a_node_that_is_no_longer_used_ends_in_the_log() -> None:
+    """If another node leads the partitions after a node has failed, fetching them from there ends the failure."""
+    async with FakeCluster(nodes=2) as cluster:
+        await fill(cluster, 5, partitions=1)
+        leader = cluster.leader("t")
+        assert leader is not None
+        control = cluster.control(Api.FETCH, Close(), node=leader)
+        with capture_logs() as logged:
+            async with Consumer(settings_of(cluster), EARLIEST) as consumer:
+                consumer.assign([T0])
+                while control.acted < 3:
+                    assert await consumer.poll(20) == {}
+                cluster.move_leader(T0, 3 - leader)
+                await read(consumer, 5)
+    assert [line["log_level"] for line in logged if "what" in line] == ["warning", "info"]
+
+
+async def test_a_single_fetch_that_fails_is_not_logged() -> None:
+    """The next one succeeds, as after a leader that moved."""
+    async with FakeCluster() as cluster:
+        await fill(cluster, 5, partitions=1)
+        cluster.control(Api.FETCH, Close(), times=1)
+        with capture_logs() as logged:
+            async with Consumer(settings_of(cluster), EARLIEST) as consumer:
+                consumer.assign([T0])
+                await read(consumer, 5)
+    assert [line for line in logged if "what" in line] == []
 
 
 async def test_the_failures_of_a_topic_s_partitions_are_logged_together() -> None:
