@@ -385,7 +385,7 @@ class Fetcher:
     ) -> dict[TopicPartition, PenstockError | None]:
         """Apply the response to a fetch. Returns the errors that are retried, and None for each fetched partition.
 
-        Leaves out partitions with any other error, and those for which the response is ignored.
+        Leaves out partitions with any other error or a truncated log, and those for which the response is ignored.
         """
         outcomes: dict[TopicPartition, PenstockError | None] = {}
         for tp, state in self._close_request(fetch):
@@ -396,11 +396,11 @@ class Fetcher:
                 if (error := self._handle_fetch_error(tp, state, code, now_ms)) is not None:
                     outcomes[tp] = error
                 continue
-            outcomes[tp] = None
             if fetched.diverged_at is not None:
                 self._handle_diverging_epoch(tp, state, fetched.diverged_at, fetched.high_watermark)
             else:
                 self._add_completed_fetch(tp, state, fetched)
+                outcomes[tp] = None
         return outcomes
 
     def _handle_diverging_epoch(

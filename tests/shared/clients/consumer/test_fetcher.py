@@ -507,16 +507,17 @@ def test_a_top_level_error_or_a_missing_partition() -> None:
 
 
 def test_the_outcomes_of_a_response() -> None:
-    """They are the errors that are retried, and None for fetched partitions. A partition with another error, or that
-    was moved by a seek meanwhile, has no outcome."""
-    offsets = {TopicPartition("a", number): number for number in range(5)}
+    """They are the errors that are retried, and None for fetched partitions. A partition with another error, with a
+    truncated log, or that was moved by a seek meanwhile, has no outcome."""
+    offsets = {TopicPartition("a", number): number for number in range(6)}
     scene = Scene()
     scene.leaders = dict.fromkeys(offsets, 1)
     scene.at(**{f"a{tp.partition}": offset for tp, offset in offsets.items()})
     fetch = scene.fetches()[1]
     scene.fetcher.seek(TopicPartition("a", 4), 0)
-    codes = dict(zip(offsets, (0, NOT_LEADER, UNKNOWN, UNAUTHORIZED, NOT_LEADER), strict=True))
-    response = FetchResponse({tp: FetchedPartition(code) for tp, code in codes.items()})
+    codes = (0, NOT_LEADER, UNKNOWN, UNAUTHORIZED, NOT_LEADER)
+    fetched = [*map(FetchedPartition, codes), diverged(3)]
+    response = FetchResponse(dict(zip(offsets, fetched, strict=True)))
     outcomes = scene.fetcher.received(fetch, response, scene.now)
     assert {tp.partition: error and type(error).__name__ for tp, error in outcomes.items()} == {
         0: None,
