@@ -9,12 +9,9 @@ import pytest
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.clients.producer import ProducerSettings
 from penstock.shared.common.errors import InconsistentGroupProtocol
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
-from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 from tests.integration.test_stream_worker import Chain, chain_of, running, topology, until, wait_or_raise
 from tests.integration.test_stream_worker_losses import run_until_error
@@ -151,13 +148,3 @@ async def test_a_worker_neither_polls_nor_closes_with_the_listeners_lock(way: st
                 await loop
             await worker.shutdown()
     assert worker.calls == calls
-
-
-async def test_a_revocation_waits_as_long_as_its_commit_may_take() -> None:
-    """A revocation commits, which may take as long as the producer's `delivery_timeout_ms`. Its limit is
-    `max_poll_interval_ms`, after which the member leaves the group anyway.
-    """
-    settings = StreamsSettings(application_id="app")
-    worker = StreamWorker(KafkaSettings(), settings, topology(TOPIC))
-    limit_ms = worker.consumer._invoker._listener_limit_ms
-    assert limit_ms == settings.max_poll_interval_ms > ProducerSettings().delivery_timeout_ms
