@@ -60,7 +60,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
 
     @property
     def key_bytes_max(self) -> int:
-        """The maximum size of a key in a result, in bytes. This size is twice that of the key's JSON.
+        """The maximum number of bytes that a key may take in a result. A result has the key's JSON twice.
 
         Aggregations, tables and joins of two streams reject a record whose key exceeds it.
         """

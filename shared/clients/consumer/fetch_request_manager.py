@@ -270,7 +270,7 @@ class FetchRequestManager:
             del self._failing[what]
             log.info("fetching works again", **fields, **(failure.succeeded(now_ms) or {}))
         elif (times := failure.failed(now_ms)) is not None:
-            log.warning("fetching fails, trying on", **fields, reason=str(error), **times)
+            log.warning("fetching fails, retrying", **fields, reason=str(error), **times)
 
     def _report_moves(self) -> None:
         for tp, move in self.fetcher.moves().items():

@@ -48,7 +48,7 @@ def continue_from_local_state(
     if reason is not None:
         local.discard(reason)
         return None
-    # Here, because `write_restored_rows` records the new schemas.
+    # Checked before the restore, because its first `write_restored_rows` replaces these schemas by `stores`.
     if found.progress is not None:
         check_schema(found.progress.stores, stores)
     reader.epoch = found.epoch

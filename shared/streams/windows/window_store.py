@@ -37,7 +37,7 @@ from penstock.shared.streams.windows.window_rule import WindowRule
 from penstock.shared.streams.windows.window_table import NO_CLOSE_TIME, WindowTable
 
 ROWS_AT_ONCE = 100
-"""The number of windows that `rows` turns into objects at once. A search that reads fewer builds as many."""
+"""`rows` turns this many windows into objects at a time, even if its caller reads only one."""
 
 
 class LiveWindow(NamedTuple):
