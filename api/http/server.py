@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api.http.connection_guard import guarded_http
 from penstock.shared.common.errors import ConfigError
@@ -96,7 +96,7 @@ class HttpServer:
             self.port = bound.getsockname()[1]
         password = self._settings.ssl_key_password
         config = uvicorn.Config(
-            self._app,
+            _answer_head_as_get(self._app),
             http=guarded_http(self._settings.max_head_bytes),
             ssl_certfile=self._settings.ssl_certfile,
             ssl_keyfile=self._settings.ssl_keyfile,
@@ -145,6 +145,18 @@ class HttpServer:
         self._server.should_exit = True
         await asyncio.shield(self._serving)
         self._serving = None
+
+
+def _answer_head_as_get(app: ASGIApp) -> ASGIApp:
+    """Return an app that handles a HEAD request as a GET request (RFC 9110, section 9.3.2).
+
+    uvicorn keeps the request's own method, and sends no body in response to HEAD.
+    """
+
+    async def answer_request(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope, receive, send)
+
+    return answer_request
 
 
 def url_of(host: str, port: int) -> str:

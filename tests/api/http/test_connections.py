@@ -267,6 +267,19 @@ def head_of(size: int, start: bytes = START) -> bytes:
     return start + b"X-Long: " + b"a" * (size - len(start) - len(b"X-Long: \r\n\r\n")) + b"\r\n\r\n"
 
 
+async def test_a_head_request_is_answered_like_get_without_the_body() -> None:
+    """The response to HEAD has the status and the headers of GET, and no body. The connection stays usable."""
+    async with serving(Site()) as site, Client.to(site) as client:
+        await client.send(OK.replace(b"GET", b"HEAD", 1))
+        async with asyncio.timeout(10):
+            head = await client.reader.readuntil(b"\r\n\r\n")
+        await client.send(OK)
+        status, headers, body = await client.response()
+        assert (status, body) == (200, b'"ok"')
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert f"content-length: {headers['content-length']}".encode() in head
+
+
 async def test_an_incomplete_head_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """An incomplete head, first or later, ends its connection after the timeout, and others are served meanwhile."""
     monkeypatch.setattr(connection_guard.GuardedHttp, "head_timeout_ms", 150)
