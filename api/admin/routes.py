@@ -298,7 +298,7 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
         return json_response(GroupsResponse(groups=rows))
 
     @router.get(
-        "/v1/groups/{group}",
+        "/v1/groups/{group:id}",
         summary="A group's members with their partitions, and its lag",
         responses={200: {"model": GroupResponse}},
     )
@@ -310,7 +310,7 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
         return json_response(_group_response(description, lags))
 
     @router.post(
-        "/v1/groups/{group}/offsets",
+        "/v1/groups/{group:id}/offsets",
         summary="Set the offsets of a group without members",
         responses={200: {"model": OffsetsResponse}},
     )
@@ -336,7 +336,7 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
         )
 
     @router.delete(
-        "/v1/groups/{group}", summary="Delete a group without members, with its offsets", status_code=NO_CONTENT
+        "/v1/groups/{group:id}", summary="Delete a group without members, with its offsets", status_code=NO_CONTENT
     )
     async def delete_group(group: of.Group) -> Response:
         await admin.delete_group(group)

@@ -10,6 +10,20 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import Field
+from starlette.convertors import StringConvertor, register_url_convertor
+
+
+class _IdConvertor(StringConvertor):
+    """Converts `{…:id}` in a path: the id of a group or a member. Such an id may have slashes.
+
+    A server decodes %2F before the app matches the path. An id in a path does not end with a slash, so that a redirect
+    removes the trailing slash of a path.
+    """
+
+    regex = ".*[^/]"
+
+
+register_url_convertor("id", _IdConvertor())
 
 Topic = Annotated[str, Field(examples=["flights"])]
 Group = Annotated[str, Field(examples=["banks"])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
@@ -144,8 +145,9 @@ class KafkaConsumerGroupLagSummary(TypedDict):
 def v3_groups_router(admin: AdminClient) -> APIRouter:
     """Return all routes under `/v3/clusters/{cluster_id}/consumer-groups`."""
     router = APIRouter(tags=["rest proxy v3"])
-    _add_group_routes(router, admin)
+    # An id may have slashes, so `{group:id}` also matches the longer paths. The first match counts, so they come first.
     _add_lag_routes(router, admin)
+    _add_group_routes(router, admin)
     return router
 
 
@@ -157,46 +159,7 @@ def _add_group_routes(router: APIRouter, admin: AdminClient) -> None:
         rows = [_group_row(request, cluster_id, await admin.describe_group(name)) for name in sorted(listed)]
         return rows_of(request, "KafkaConsumerGroupList", rows)
 
-    @router.get(
-        f"{GROUPS}/{{group}}", summary="REST Proxy v3: a consumer group", responses={200: {"model": KafkaConsumerGroup}}
-    )
-    async def get_group(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
-        return json_response(_group_row(request, cluster_id, await _describe_group(admin, cluster_id, group)))
-
-    @router.get(
-        f"{GROUPS}/{{group}}/consumers",
-        summary="REST Proxy v3: a group's consumers",
-        responses={200: {"model": KafkaConsumerList}},
-    )
-    async def list_consumers(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
-        description = await _describe_group(admin, cluster_id, group)
-        rows = [_consumer_row(request, cluster_id, group, member) for member in description.members]
-        return rows_of(request, "KafkaConsumerList", rows)
-
-    @router.get(
-        f"{GROUPS}/{{group}}/consumers/{{consumer}}",
-        summary="REST Proxy v3: a consumer",
-        responses={200: {"model": KafkaConsumer}},
-    )
-    async def get_consumer(
-        cluster_id: of.ClusterId, group: of.Group, consumer: of.MemberId, request: Request
-    ) -> Response:
-        member = _find_consumer(await _describe_group(admin, cluster_id, group), consumer)
-        return json_response(_consumer_row(request, cluster_id, group, member))
-
-    @router.get(
-        f"{GROUPS}/{{group}}/consumers/{{consumer}}/assignments",
-        summary="REST Proxy v3: a consumer's partitions",
-        responses={200: {"model": KafkaConsumerAssignmentList}},
-    )
-    async def list_assignments(
-        cluster_id: of.ClusterId, group: of.Group, consumer: of.MemberId, request: Request
-    ) -> Response:
-        member = _find_consumer(await _describe_group(admin, cluster_id, group), consumer)
-        rows = [_assignment_row(request, cluster_id, group, consumer, tp) for tp in sorted(member.assignment)]
-        return rows_of(request, "KafkaConsumerAssignmentList", rows)
-
-    path = f"{GROUPS}/{{group}}/consumers/{{consumer}}/assignments/{{topic}}/partitions/{{partition}}"
+    path = f"{GROUPS}/{{group:id}}/consumers/{{consumer:id}}/assignments/{{topic}}/partitions/{{partition}}"
 
     @router.get(
         path, summary="REST Proxy v3: a partition of a consumer", responses={200: {"model": KafkaConsumerAssignment}}
@@ -216,10 +179,51 @@ def _add_group_routes(router: APIRouter, admin: AdminClient) -> None:
             raise Problem(kind, f"{tp} is not assigned to {consumer} of {group}")
         return json_response(_assignment_row(request, cluster_id, group, consumer, tp))
 
+    @router.get(
+        f"{GROUPS}/{{group:id}}/consumers/{{consumer:id}}/assignments",
+        summary="REST Proxy v3: a consumer's partitions",
+        responses={200: {"model": KafkaConsumerAssignmentList}},
+    )
+    async def list_assignments(
+        cluster_id: of.ClusterId, group: of.Group, consumer: of.MemberId, request: Request
+    ) -> Response:
+        member = _find_consumer(await _describe_group(admin, cluster_id, group), consumer)
+        rows = [_assignment_row(request, cluster_id, group, consumer, tp) for tp in sorted(member.assignment)]
+        return rows_of(request, "KafkaConsumerAssignmentList", rows)
+
+    @router.get(
+        f"{GROUPS}/{{group:id}}/consumers/{{consumer:id}}",
+        summary="REST Proxy v3: a consumer",
+        responses={200: {"model": KafkaConsumer}},
+    )
+    async def get_consumer(
+        cluster_id: of.ClusterId, group: of.Group, consumer: of.MemberId, request: Request
+    ) -> Response:
+        member = _find_consumer(await _describe_group(admin, cluster_id, group), consumer)
+        return json_response(_consumer_row(request, cluster_id, group, member))
+
+    @router.get(
+        f"{GROUPS}/{{group:id}}/consumers",
+        summary="REST Proxy v3: a group's consumers",
+        responses={200: {"model": KafkaConsumerList}},
+    )
+    async def list_consumers(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
+        description = await _describe_group(admin, cluster_id, group)
+        rows = [_consumer_row(request, cluster_id, group, member) for member in description.members]
+        return rows_of(request, "KafkaConsumerList", rows)
+
+    @router.get(
+        f"{GROUPS}/{{group:id}}",
+        summary="REST Proxy v3: a consumer group",
+        responses={200: {"model": KafkaConsumerGroup}},
+    )
+    async def get_group(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
+        return json_response(_group_row(request, cluster_id, await _describe_group(admin, cluster_id, group)))
+
 
 def _add_lag_routes(router: APIRouter, admin: AdminClient) -> None:
     @router.get(
-        f"{GROUPS}/{{group}}/lags",
+        f"{GROUPS}/{{group:id}}/lags",
         summary="REST Proxy v3: a group's lag by partition",
         responses={200: {"model": KafkaConsumerLagList}},
     )
@@ -228,7 +232,7 @@ def _add_lag_routes(router: APIRouter, admin: AdminClient) -> None:
         rows = [_lag_row(request, cluster_id, group, row, _owner_of_partition(description, row)) for row in lag]
         return rows_of(request, "KafkaConsumerLagList", rows)
 
-    path = f"{GROUPS}/{{group}}/lags/{{topic}}/partitions/{{partition}}"
+    path = f"{GROUPS}/{{group:id}}/lags/{{topic}}/partitions/{{partition}}"
 
     @router.get(
         path, summary="REST Proxy v3: a group's lag in a partition", responses={200: {"model": KafkaConsumerLag}}
@@ -245,7 +249,7 @@ def _add_lag_routes(router: APIRouter, admin: AdminClient) -> None:
         )
 
     @router.get(
-        f"{GROUPS}/{{group}}/lag-summary",
+        f"{GROUPS}/{{group:id}}/lag-summary",
         summary="REST Proxy v3: a group's largest and total lag",
         responses={200: {"model": KafkaConsumerGroupLagSummary}},
     )
@@ -317,7 +321,9 @@ def _group_row(request: Request, cluster_id: str, description: GroupDescription)
 
 
 def _consumer_row(request: Request, cluster_id: str, group: str, member: MemberDescription) -> KafkaConsumer:
-    path, name = _path_and_name(cluster_id, group, f"/consumers/{member.member_id}", f"/consumer={member.member_id}")
+    path, name = _path_and_name(
+        cluster_id, group, f"/consumers/{quote(member.member_id, safe='')}", f"/consumer={member.member_id}"
+    )
     return {
         "kind": "KafkaConsumer",
         "metadata": metadata_of(request, path, name),
@@ -336,7 +342,7 @@ def _assignment_row(
     path, name = _path_and_name(
         cluster_id,
         group,
-        f"/consumers/{consumer}/assignments/{tp.topic}/partitions/{tp.partition}",
+        f"/consumers/{quote(consumer, safe='')}/assignments/{tp.topic}/partitions/{tp.partition}",
         f"/consumer={consumer}/assignment={tp.topic}/partition={tp.partition}",
     )
     topic = f"/v3/clusters/{cluster_id}/topics/{tp.topic}/partitions/{tp.partition}"
@@ -403,6 +409,9 @@ def _lag_summary(
 
 
 def _path_and_name(cluster_id: str, group: str, path: str = "", name: str = "") -> tuple[str, str]:
-    """Return the path and the resource name of a group, or of a resource below it."""
-    own = f"/v3/clusters/{cluster_id}/consumer-groups/{group}"
+    """Return the path and the resource name of a group, or of a resource below it.
+
+    `path` is percent-encoded.
+    """
+    own = f"/v3/clusters/{cluster_id}/consumer-groups/{quote(group, safe='')}"
     return own + path, f"kafka={cluster_id}/consumer-group={group}{name}"

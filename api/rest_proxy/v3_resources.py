@@ -193,7 +193,7 @@ def metadata_of(request: Request, path: str, name: str) -> Metadata:
 
 def rows_of(request: Request, kind: str, rows: Sequence[Any]) -> Response:
     """Return a list of resources of REST Proxy v3. It is never split into pages."""
-    metadata: ListMetadata = {"self": link(request, request.url.path), "next": None}
+    metadata: ListMetadata = {"self": link(request, request["raw_path"].decode("latin-1")), "next": None}
     return json_response({"kind": kind, "metadata": metadata, "data": list(rows)})
 
 

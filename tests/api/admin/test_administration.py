@@ -186,6 +186,19 @@ async def test_groups_are_listed_and_described(admin: MemoryAdmin) -> None:
     assert (missing.status_code, missing.json()["error_code"]) == (404, "GROUP_ID_NOT_FOUND")
 
 
+async def test_a_group_whose_id_has_slashes_is_described_reset_and_deleted(admin: MemoryAdmin) -> None:
+    """A group whose id has slashes is described, reset and deleted. A trailing slash is not part of an id."""
+    admin.groups["team/app"] = {F0: 4}
+    group = "/v1/groups/team%2Fapp"
+    assert (await send_request(admin, "GET", group)).json()["group"] == "team/app"
+    reset = await send_request(admin, "POST", f"{group}/offsets", {"to": "earliest"})
+    assert (reset.status_code, reset.json()["group"]) == (200, "team/app")
+    assert (await send_request(admin, "DELETE", group)).status_code == 204
+    assert admin.groups.keys() == {"banks"}
+    for path in ("/v1/groups/", "/v1/groups/banks/"):
+        assert (await send_request(admin, "GET", path)).headers["location"] == "http://x" + path.rstrip("/")
+
+
 @pytest.mark.parametrize(
     ("to", "after"),
     [

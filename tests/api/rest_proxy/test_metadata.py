@@ -77,6 +77,33 @@ async def test_v3_groups_and_lag(client: httpx.AsyncClient) -> None:
     assert (await client.get(GROUP.replace("banks", "none"))).status_code == 404
 
 
+async def test_v3_links_of_ids_with_special_characters() -> None:
+    """The links of a group and a consumer whose ids have slashes and other special characters lead to them."""
+    admin = MemoryAdmin()
+    admin.groups["team/a?p #1%"] = admin.groups.pop("banks")
+    admin.members = [MemberDescription("team/app-1", "team/app", "/host", None, frozenset({F0}))]
+    transport = httpx.ASGITransport(create_app(rest_proxy=metadata_routers(admin)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+
+        async def follow(url: str) -> Any:
+            response = await client.get(url)
+            assert (response.status_code, response.json()["metadata"]["self"]) == (200, url)
+            return response.json()
+
+        (group,) = (await follow("http://localhost" + GROUP.rpartition("/")[0]))["data"]
+        assert group["consumer_group_id"] == "team/a?p #1%"
+        own = await follow(group["metadata"]["self"])
+        assert own == group
+        (consumer,) = (await follow(group["consumers"]["related"]))["data"]
+        assert (await follow(consumer["metadata"]["self"]))["consumer_id"] == "team/app-1"
+        (assignment,) = (await follow(consumer["assignments"]["related"]))["data"]
+        assert await follow(assignment["metadata"]["self"]) == assignment
+        assert (await follow(assignment["lag"]["related"]))["consumer_id"] == "team/app-1"
+        summary = await follow(group["lag_summary"]["related"])
+        assert summary["total_lag"] == 12
+        assert len((await follow(own["metadata"]["self"] + "/lags"))["data"]) == 2
+
+
 async def test_v3_has_no_lag_in_a_partition_without_a_committed_offset() -> None:
     """v3 lists and sums lags only of partitions with a committed offset. Without any of them it answers 404."""
     admin = MemoryAdmin()
