@@ -275,7 +275,10 @@ class NotASnapshot(FatalError):
 
 
 class WriterFenced(FatalError):
-    """Another writer has appended to the Delta table under the same transaction identifier (`appId`)."""
+    """The Delta table has another version of a transaction identifier (`appId`) than this writer expects.
+
+    Another writer has appended, or the table was restored, or deleted and created again.
+    """
 
 
 class LakeNotRemoved(RetriableError):

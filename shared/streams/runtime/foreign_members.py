@@ -1,8 +1,9 @@
 """Members of an application's group that are not instances of it.
 
-An application's instances have an assignment strategy of their own (`standby_assignor`). A broker does not accept them
-into a group with other consumers. If another consumer is in the group first, the instances cannot join. This module
-makes the error message, which names that consumer by its client id and host.
+An application's instances have an assignment strategy of their own (`standby_assignor`). If another consumer is in the
+group first, the instances cannot join: the broker rejects them or, if the group is a KIP-848 group, assigns without
+their strategy, which the instances reject. This module makes the error message, which names that consumer by its client
+id and host.
 """
 
 from __future__ import annotations

@@ -252,9 +252,10 @@ async def has_record_between(consumer: Consumer, at: TopicPartition, position: i
 class SourcePositions:
     """Sets the positions at which tasks resume.
 
-    All methods raise SourceTopicChanged. `find` and `check` also raise SourceOffsetsMissing (`start_position_of`).
-    `find` also raises SchemaMismatch if a repartition topic that the topology no longer reads has unread records, and
-    GroupAhead if the group has committed offsets beyond those in the changelog.
+    All methods raise SourceTopicChanged, and KafkaTimeout if a lookup takes too long. `find` and `check` also raise
+    SourceOffsetsMissing, as `start_position_of` does. `find` also raises SchemaMismatch if a repartition topic that the
+    topology no longer reads has unread records, and GroupAhead if the group has committed offsets beyond those in the
+    changelog.
     """
 
     def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry) -> None:
