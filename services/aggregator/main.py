@@ -183,10 +183,10 @@ class Aggregator:
         """Return a store's rows of all partitions. Raises Problem if a partition is missing."""
         if self._settings.queries.all_instances:
             return await self._application_view.read_store(store, partial=False, **params)
-        if not self.worker.topics.partitions:
+        if not self.worker.source_partitions:
             raise Problem(INCOMPLETE, "the source topics are not known yet")
         here = {p for p, owned in self.worker.tasks().items() if owned.task is not None}
-        if gone := sorted(set(range(self.worker.topics.partitions)) - here):
+        if gone := sorted(set(range(self.worker.source_partitions)) - here):
             raise Problem(INCOMPLETE, f"partitions {gone} do not run here, and queries.all_instances is false")
         return await self.read_store(store, **params)
 
@@ -195,7 +195,7 @@ class Aggregator:
         tasks = {partition: owned.task for partition, owned in sorted(self.worker.tasks().items())}
         running = {partition: task.epoch for partition, task in tasks.items() if task is not None}
         restoring = [partition for partition, task in tasks.items() if task is None]
-        return Registration(self.worker.instance, running, self.worker.topics.partitions, restoring)
+        return Registration(self.worker.instance, running, self.worker.source_partitions, restoring)
 
     def _owns_compaction(self) -> bool:
         return self.worker.holds(COMPACTION_PARTITION)
@@ -237,7 +237,7 @@ class Aggregator:
         if stood_ms > STUCK_MS:
             return CheckResult(False, f"one turn of the loop has taken {stood_ms} ms", facts)
         tasks = self.worker.tasks()
-        known = self.worker.topics.partitions
+        known = self.worker.source_partitions
         restoring = [p for p, owned in tasks.items() if owned.task is None]
         facts |= {"partitions_running": len(tasks) - len(restoring), "partitions": known}
         if waits_for := self.worker.waits_for:

@@ -55,7 +55,7 @@ from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.time_text import time_ms
 from penstock.shared.streams.changelog.format import BatchInput, Progress, decode_progress, require_whole_input
 from penstock.shared.streams.lake_names import require_lake_names
-from penstock.shared.streams.runtime.application_topics import PreparedTopics, prepare_topics
+from penstock.shared.streams.runtime.application_topics import prepare_topics
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.topology_loading import load_topology
 
@@ -125,16 +125,16 @@ class BatchJob:
         """
         started = time.monotonic()
         self.failed = FailedSteps()
-        prepared, held, known = self._prepare_batch()
+        partitions, held, known = self._prepare_batch()
         try:
             if self.settings.files is None:
                 for partition, progress in sorted(known.items()):
                     require_whole_input(self.settings.application, partition, progress.input)
                 ends = self._end_offsets(held)
-                results = self._run_ranges(prepared, ranges_to_read(ends, held, known))
+                results = self._run_ranges(partitions, ranges_to_read(ends, held, known))
             else:
                 ends = self._live_start_offsets(held, known)
-                results = self._run_files(prepared, held, known, ends)
+                results = self._run_files(partitions, held, known, ends)
         except (Py4JError, PySparkException, ConnectionError) as e:
             raise translated(e) from e
         # A failed task ends the batch before the compaction. The commits of the other tasks are kept, and the next
@@ -149,7 +149,7 @@ class BatchJob:
 
     # --- before ---
 
-    def _prepare_batch(self) -> tuple[PreparedTopics, Held, dict[int, Progress]]:
+    def _prepare_batch(self) -> tuple[int, Held, dict[int, Progress]]:
         settings = self.settings
         self._wait_for_kafka(self._require_no_live_instances())
         if settings.changelog_topic in self._wait_for_kafka(self._list_topics()):
@@ -157,11 +157,11 @@ class BatchJob:
             # long, so check again that no live instance has started.
             self._compact_changelog(with_hook=False)
             self._wait_for_kafka(self._require_no_live_instances())
-        prepared = asyncio.run(prepare_topics(settings.kafka, self.streams, self.topology, SYSTEM_CLOCK))
+        partitions = asyncio.run(prepare_topics(settings.kafka, self.streams, self.topology, SYSTEM_CLOCK))
         held = topic_offsets(settings.kafka, self.topology.source_topics(), settings.kafka_timeout_ms)
         state = delta_tables.open_table(f"{settings.folder}/{STATE}", settings.storage_options)
         rows = {} if state is None else progress_rows(state)
-        return prepared, held, {p: decode_progress(of[0]["progress"].encode()) for p, of in rows.items()}
+        return partitions, held, {p: decode_progress(of[0]["progress"].encode()) for p, of in rows.items()}
 
     async def _require_no_live_instances(self) -> None:
         try:
@@ -227,7 +227,7 @@ class BatchJob:
 
     # --- run ---
 
-    def _task_options(self, prepared: PreparedTopics) -> TaskOptions:
+    def _task_options(self) -> TaskOptions:
         settings = self.settings
         return TaskOptions(
             kafka=settings.kafka,
@@ -236,42 +236,39 @@ class BatchJob:
             topology=settings.topology,
             topology_options=settings.topology_options,
             folder=str(Path.cwd()),
-            rejected_bytes_max=prepared.rejected_bytes_max,
             commit_records=settings.commit_records,
             commit_bytes=settings.commit_bytes,
         )
 
-    def _run_ranges(self, prepared: PreparedTopics, ranges: list[PartitionRange]) -> list[TaskResult]:
+    def _run_ranges(self, partitions: int, ranges: list[PartitionRange]) -> list[TaskResult]:
         if not ranges:
             self.log("nothing new")
             return []
-        self.log(f"reading {len(ranges)} of {prepared.partitions} partitions")
+        self.log(f"reading {len(ranges)} of {partitions} partitions")
         encoded = [msgspec.msgpack.encode(one) for one in ranges]
         # One Spark task for each partition, so that a retry repeats one partition only.
-        rdd = self.spark.sparkContext.parallelize(encoded, len(encoded)).flatMap(
-            run_topics(self._task_options(prepared))
-        )
+        rdd = self.spark.sparkContext.parallelize(encoded, len(encoded)).flatMap(run_topics(self._task_options()))
         return [msgspec.msgpack.decode(one, type=TaskResult) for one in rdd.collect()]
 
     def _run_files(
-        self, prepared: PreparedTopics, held: Held, known: Mapping[int, Progress], live_from: Offsets
+        self, partitions: int, held: Held, known: Mapping[int, Progress], live_from: Offsets
     ) -> list[TaskResult]:
         settings = self.settings
         (topic,) = self.topology.source_topics()
-        fingerprint = fingerprint_of(self.spark, settings, topic, prepared.partitions)
+        fingerprint = fingerprint_of(self.spark, settings, topic, partitions)
         done = partitions_done(settings.application, known, fingerprint)
-        if len(done) == prepared.partitions:
+        if len(done) == partitions:
             self.log("these files are already read completely; the aggregator can be started")
             return []
-        rows = partitioned_rows(self.spark, settings, prepared.partitions)
+        rows = partitioned_rows(self.spark, settings, partitions)
         source = FileInput(fingerprint, topic, live_from, {t: of.topic_id for t, of in held.items()}, done)
         # Until all files are read, each partition's progress must say so: otherwise a live instance, or a batch over a
         # topic, would begin a partition that has no commit yet without its history.
-        if new := [p for p in range(prepared.partitions) if p not in known]:
-            begin = begin_files(self._task_options(prepared), source)
+        if new := [p for p in range(partitions) if p not in known]:
+            begin = begin_files(self._task_options(), source)
             begun = self.spark.sparkContext.parallelize(new, len(new)).flatMap(begin).collect()
             self._require_done([msgspec.msgpack.decode(one, type=TaskResult) for one in begun])
-        found = rows.mapInArrow(run_files(self._task_options(prepared), source), "outcome binary").collect()
+        found = rows.mapInArrow(run_files(self._task_options(), source), "outcome binary").collect()
         results = [msgspec.msgpack.decode(bytes(row.outcome), type=TaskResult) for row in found]
         return [one for one in results if one.partition not in done]
 

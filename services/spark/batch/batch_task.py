@@ -78,7 +78,6 @@ class TaskOptions(NamedTuple):
     topology: str
     topology_options: Mapping[str, str]
     folder: str
-    rejected_bytes_max: int
     commit_records: int
     commit_bytes: int
 
@@ -229,9 +228,7 @@ class PartitionBatch:
         context = TaskContext.get()
         attempt = 0 if context is None else context.attemptNumber()
         instance = f"batch-{socket.gethostname()}-{os.getpid()}-{attempt}"
-        self._changelog = ChangelogPartition(
-            options.kafka, self._streams, partition, instance, SYSTEM_CLOCK, options.rejected_bytes_max
-        )
+        self._changelog = ChangelogPartition(options.kafka, self._streams, partition, instance)
         self._group = GroupMetadata(self._streams.application_id)
         self._task: StreamTask
         self._committed = -1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from penstock.shared.clients.admin import (
     Admin,
@@ -17,7 +16,6 @@ from penstock.shared.clients.admin import (
     event_time_topic,
     max_message_bytes_with,
 )
-from penstock.shared.clients.admin.types import MAX_MESSAGE_BYTES_MAX
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import ConfigError, UnknownTopicOrPartition
 from penstock.shared.common.log import get_logger
@@ -44,29 +42,18 @@ RETENTION_CONFIGS = ("retention.ms", "retention.bytes")
 Configs = Mapping[str, str | None]
 
 
-class PreparedTopics(NamedTuple):
-    """The known properties of an application's topics once they exist."""
-
-    partitions: int
-    rejected_bytes_max: int
-    """The bytes of the largest possible dead letter or late record: a source's largest record with added headers.
-
-    It is MAX_MESSAGE_BYTES_MAX if the configs of a source may not be read.
-    """
-
-
 async def prepare_topics(
     kafka: KafkaSettings,
     settings: StreamsSettings,
     topology: Topology,
     clock: Clock,
     on_missing: Callable[[list[str]], None] = lambda topics: None,
-) -> PreparedTopics:
+) -> int:
     """Wait for the topics that the application only reads, then create the topics that it writes to.
 
-    Created topics have as many partitions as the source topics. Missing topics are logged and passed to `on_missing`,
-    again whenever the list changes. Raises UnknownTopicOrPartition, which names the topics that did not appear within
-    `topic_wait_ms`.
+    Returns the number of partitions of the source topics, which the created topics have too. Missing topics are logged
+    and passed to `on_missing`, again whenever the list changes. Raises UnknownTopicOrPartition, which names the topics
+    that did not appear within `topic_wait_ms`.
 
     Raises ConfigError if the assignor does not suit several source topics (counting repartition topics), if the source
     topics, repartition topics and changelog differ in their number of partitions, or if an existing changelog's
@@ -120,8 +107,7 @@ async def prepare_topics(
             # A dead letter's timestamp is that of its writing, so a retention deletes it by age, as intended.
             if name not in dead_letters:
                 warn_of_retention(name, await describe_configs_if_authorized(admin, name))
-    # The records of a source whose configs are not known may be larger than Kafka's default allows.
-    return PreparedTopics(partitions, rejected_bytes_max if all(configs_of_sources) else MAX_MESSAGE_BYTES_MAX)
+    return partitions
 
 
 async def _common_partitions(admin: Admin, topics: Sequence[str]) -> int:
@@ -131,7 +117,10 @@ async def _common_partitions(admin: Admin, topics: Sequence[str]) -> int:
 
 
 def _rejected_bytes_max(configs_of_sources: Sequence[Configs]) -> int:
-    """Return the bytes of the largest possible dead letter or late record: a source record with headers."""
+    """Return the bytes of the largest dead letter or late record: a source's largest record with added headers.
+
+    A source record that its topic accepts only compressed may be larger.
+    """
     return max(max_message_bytes_with(configs, DEAD_LETTER_OVERHEAD_MAX) for configs in configs_of_sources)
 
 

@@ -166,6 +166,11 @@ def _find_rejected_record(
     return max(untimely, key=lambda pair: pair[0].timestamp or 0) if untimely else None
 
 
+RECORD_BYTES_MAX = 32 * 1024 * 1024
+"""The bytes of a dead letter or a late record that the producer accepts, and of its buffer, unless
+`streams.max_request_size` is larger."""
+
+
 class ChangelogPartition:
     """Takes over one changelog partition for this instance, and writes the commits of its task."""
 
@@ -176,7 +181,6 @@ class ChangelogPartition:
         partition: int,
         instance: str,
         clock: Clock = SYSTEM_CLOCK,
-        rejected_bytes_max: int = 0,
         metrics: RestoreMetrics | None = None,
     ) -> None:
         self._kafka = kafka
@@ -191,13 +195,16 @@ class ChangelogPartition:
         """The progress of the restore; None before it begins."""
         self.exactly_once = settings.processing_guarantee == "exactly_once"
         transactional = settings.transactional_id(partition) if self.exactly_once else None
+        # Outputs and entries are measured when they are made. A dead letter or a late record has a whole source record,
+        # which its topic may have accepted compressed. So only the limits of the topics apply to them.
+        bytes_max = max(settings.max_request_size + DEAD_LETTER_OVERHEAD_MAX, RECORD_BYTES_MAX)
         self._producer = Producer(
             kafka,
             ProducerSettings(
                 transactional_id=transactional,
                 transaction_timeout_ms=settings.transaction_timeout_ms,
-                # Outputs and entries are measured when they are made; a rejected record must fit as it came.
-                max_request_size=max(settings.max_request_size + DEAD_LETTER_OVERHEAD_MAX, rejected_bytes_max),
+                max_request_size=bytes_max,
+                buffer_memory=bytes_max,
                 batch_size=PRODUCER_BATCH_BYTES,
                 # A commit is handed over as a whole. To wait for more records would only delay it.
                 linger_ms=0,

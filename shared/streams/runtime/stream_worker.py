@@ -42,7 +42,7 @@ from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import require_whole_input
 from penstock.shared.streams.compile_kernels import compile_kernels
-from penstock.shared.streams.runtime.application_topics import PreparedTopics, prepare_topics
+from penstock.shared.streams.runtime.application_topics import prepare_topics
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
 from penstock.shared.streams.runtime.foreign_members import foreign_members_error
 from penstock.shared.streams.runtime.global_tables import GlobalTableRows, GlobalTables
@@ -141,7 +141,8 @@ class StreamWorker(RebalanceListener):
         self._is_assigned = False
         self._is_accepted = False
         self._waits_for = "Kafka"
-        self.topics = PreparedTopics(0, 0)
+        self.source_partitions = 0
+        """The number of partitions of the source topics; 0 until they are known."""
 
     # --- lifecycle ---
 
@@ -154,7 +155,7 @@ class StreamWorker(RebalanceListener):
         self._task_factory.startup()
         # Compiling may take some seconds, in which a member of the group could miss heartbeats.
         await loaded(compile_kernels, "the kernels")
-        self.topics = await prepare_topics(
+        self.source_partitions = await prepare_topics(
             self._kafka, self._settings, self.topology, self._clock, self._wait_for_topics
         )
         self._waits_for = "the global tables"
@@ -191,7 +192,7 @@ class StreamWorker(RebalanceListener):
             )
             _advance_past_transaction_markers(running, self._consumer)
             blocking_ms_max = self._settings.blocking_ms_max
-            _advance_idle_tasks(running, self._consumer, self.topics.partitions, blocking_ms_max, self._clock)
+            _advance_idle_tasks(running, self._consumer, self.source_partitions, blocking_ms_max, self._clock)
             _punctuate_wall_clock_of_all(self._owned.values(), now_ms, blocking_ms_max, self._clock)
             self._is_accepted = not self.waits_for
         # 4. Begin the next commit. It is prepared here, and written in the background of the next turns.
@@ -420,7 +421,6 @@ class StreamWorker(RebalanceListener):
             partition,
             self.instance,
             clock=self._clock,
-            rejected_bytes_max=self.topics.rejected_bytes_max,
             metrics=self._restores,
         )
         owned = OwnedTask(changelog)

@@ -27,7 +27,6 @@ from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
-from penstock.shared.streams.runtime.application_topics import PreparedTopics
 from penstock.shared.streams.runtime.partition_restore import NEWEST_RECORDS
 from penstock.shared.streams.runtime.source_positions import committed_position
 from penstock.shared.testing.fake_broker import FakeCluster
@@ -167,7 +166,7 @@ async def test_an_instance_without_partitions_is_healthy() -> None:
     """An instance without partitions is healthy and reports it, since a restart would not change it."""
     aggregator = Aggregator(AggregatorSettings.load(["--topology=my_topologies:build"], environ={}))
     aggregator._turned_ms = SYSTEM_CLOCK.monotonic_ms()
-    aggregator.worker.topics = PreparedTopics(4, 0)
+    aggregator.worker.source_partitions = 4
     aggregator.worker._is_assigned = True
     result = aggregator._check_tasks()
     assert result.ok

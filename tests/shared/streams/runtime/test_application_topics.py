@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.clients.admin import Admin, NewTopic
-from penstock.shared.clients.admin.types import DEFAULT_MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES_MAX
+from penstock.shared.clients.admin.types import DEFAULT_MAX_MESSAGE_BYTES
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, GroupMember
 from penstock.shared.clients.protocol.consumer_protocol import Subscription
 from penstock.shared.common import log
@@ -49,16 +49,16 @@ async def test_a_topic_that_is_written_and_read_is_created() -> None:
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         cluster.create_topic("in", 3, configs={"max.message.bytes": "1000"})
         waited: list[list[str]] = []
-        topics = await prepare_topics(kafka, settings, builder.build(), SYSTEM_CLOCK, waited.append)
-        assert (topics.partitions, waited) == (3, [])
+        assert await prepare_topics(kafka, settings, builder.build(), SYSTEM_CLOCK, waited.append) == 3
+        assert waited == []
         async with Admin(kafka) as admin:
             names = ["between", "between-dlq", "names", "out", "app-changelog"]
             found = await admin.describe_topics(names)
             assert {name: len(found[name].partitions) for name in names} == dict.fromkeys(names, 3)
             between = await admin.describe_configs("between")
-            assert topics.rejected_bytes_max == int(between["max.message.bytes"] or 0) + DEAD_LETTER_OVERHEAD_MAX
             rejected = await admin.describe_configs("in-dlq")
-            assert rejected["max.message.bytes"] == str(topics.rejected_bytes_max)
+            largest = int(between["max.message.bytes"] or 0) + DEAD_LETTER_OVERHEAD_MAX
+            assert rejected["max.message.bytes"] == str(largest)
 
 
 async def test_a_source_topic_may_have_the_largest_record_limit() -> None:
@@ -93,8 +93,7 @@ async def test_a_late_topic_that_nothing_writes_to_is_waited_for(monkeypatch: py
 
 
 async def test_configs_of_source_and_output_topics_need_not_be_readable() -> None:
-    """Topics are created as for a source with Kafka's default of `max.message.bytes`. This does not limit the producer,
-    since the source's records may be larger.
+    """Topics are created as for a source with Kafka's default of `max.message.bytes`.
 
     The changelog's configs must be readable: they could let Kafka delete state.
     """
@@ -112,8 +111,7 @@ async def test_configs_of_source_and_output_topics_need_not_be_readable() -> Non
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         cluster.create_topic("in", configs={"max.message.bytes": "1000"})
         cluster.control(Api.DESCRIBE_CONFIGS, reject)
-        topics = await prepare_topics(kafka, settings, builder.build(), SYSTEM_CLOCK)
-        assert topics.rejected_bytes_max == MAX_MESSAGE_BYTES_MAX
+        await prepare_topics(kafka, settings, builder.build(), SYSTEM_CLOCK)
         async with Admin(kafka) as admin:
             assert (await admin.describe_configs("in-dlq"))["max.message.bytes"] == str(default)
         unreadable.add("app-changelog")

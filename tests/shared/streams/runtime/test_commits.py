@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from penstock.shared.clients.admin import Admin
-from penstock.shared.clients.producer import Producer
+from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import IllegalState, PenstockError, ProducerFenced, RecordTooLarge, UnknownMember
@@ -60,6 +60,7 @@ from tests.integration.test_stream_worker import (
     offline,
     running,
     topology,
+    until,
     wait_or_raise,
 )
 
@@ -130,6 +131,26 @@ def test_a_rejected_record_names_the_settings_that_do_not_fit() -> None:
         error = RecordRejected(record, 0, bytes_max, RecordTooLarge("too large"))
         assert f"max.message.bytes must be at least {size}" in str(error)
         assert f"max_request_size={bytes_max}" in str(error)
+
+
+async def test_a_dead_letter_may_be_as_large_as_its_topic_allows() -> None:
+    """A record that its topic accepted only compressed becomes a dead letter if the dead-letter topic takes it."""
+    large = b"{" + b" " * 3_000_000
+    compressed = ProducerSettings(compression_type="gzip", max_request_size=2 * len(large))
+    async with FakeCluster(configs=BROKER) as cluster, chain_of(cluster, TOPIC, 1) as chain:
+        cluster.create_topic(f"{TOPIC}-dlq", 1, configs={"max.message.bytes": str(2 * len(large))})
+        async with Producer(chain.kafka, compressed) as producer:
+            await (await producer.send(TOPIC, large, key=b"k"))
+        async with running(chain.worker()) as loop:
+            await wait_or_raise(loop, until(lambda: has_offset(chain, 1)))
+        assert await chain.values("dlq") == [large]
+
+
+async def has_offset(chain: Chain, offset: int) -> bool:
+    """Whether the application has committed this offset of its source partition."""
+    async with Admin(chain.kafka) as admin:
+        at = (await admin.group_offsets(chain.topic)).get(TopicPartition(chain.topic, 0))
+    return at is not None and at.offset == offset
 
 
 def owned_on_disk(state: StateDirectory, topology: Topology, changelog: object) -> tuple[OwnedTask, StreamTask]:

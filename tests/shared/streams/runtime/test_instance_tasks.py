@@ -52,7 +52,6 @@ def owned_of(partition: int) -> OwnedTask:
         partition,
         "here",
         ManualClock(),
-        1_000,
         RestoreMetrics(CollectorRegistry()),
     )
     return OwnedTask(ChangelogPartition(*of))
