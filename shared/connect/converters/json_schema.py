@@ -280,7 +280,8 @@ class _JsonSchemaReader:
         return Schema.map(keys, values)
 
     def _connect_one_of(self, json: dict[str, Any], word: str, depth: int) -> Schema | None:
-        branches = [branch for branch in json[word] if branch != {"type": "null"}]
+        # Confluent's serializer gives the null type a title.
+        branches = [one for one in json[word] if not (isinstance(one, dict) and one.get("type") == "null")]
         return self._connect_single_branch(branches, optional=len(branches) < len(json[word]), depth=depth)
 
     def _connect_single_branch(self, branches: list[Any], *, optional: bool, depth: int) -> Schema | None:

@@ -138,6 +138,7 @@ def test_maps_with_other_keys_are_arrays_of_entries() -> None:
         ({"enum": ["a", "b"]}, STRING),
         ({"type": ["string", "null"]}, OPTIONAL_STRING),
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, OPTIONAL_STRING),
+        ({"oneOf": [{"type": "null", "title": "Not included"}, {"type": "string"}]}, OPTIONAL_STRING),
         ({"type": "object", "additionalProperties": {"type": "integer"}}, Schema.map(STRING, INT64)),
         ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "number"}}}, FLOAT64),
         ({"$ref": "other.json#/definitions/a~1b"}, BOOLEAN),
