@@ -493,8 +493,8 @@ class StreamTask:
             self._closing += closing
             late = EntryColumns.joined(self._late_entries())
         except Exception as e:
-            sources = ", ".join(f"{topic}-{self.partition}@{at}" for topic, at in sorted(self.sources.items()))
-            raise self._mark_failed(f"the commit of the records before {sources}", e) from e
+            before = ", ".join(f"{topic}-{self.partition}@{at}" for topic, at in sorted(self.sources.items()))
+            raise self._mark_failed(f"the commit of the records before {before}", e) from e
         # 3. Drop the changes before they are written, so that the task can continue at once. If the write fails, the
         # task is discarded, and the changelog has the state of the previous commit.
         for store in self._all_stores:
@@ -513,7 +513,9 @@ class StreamTask:
         self.schedules.has_new_grid = False
         self.metrics.commit_prepared()
         self._set_gauges()
-        return TaskCommit(outputs, changelog, dict(self.sources), self.epoch, self.commit_number)
+        # The topic of a removed source may have been deleted. Its offset could then not be committed.
+        sources = {topic: at for topic, at in self.sources.items() if topic in self._routes}
+        return TaskCommit(outputs, changelog, sources, self.epoch, self.commit_number)
 
     def progress_record(self, now_ms: int) -> Progress:
         """Return a commit's progress record: the task's positions and all else that a restart needs besides stores."""

@@ -774,6 +774,23 @@ def test_a_commit_holds_everything_since_the_last() -> None:
     assert progress.stores == task.topology.schemas()
 
 
+def test_a_commit_has_no_offset_of_a_topic_that_is_no_longer_read() -> None:
+    """Once its source is removed, a topic may be deleted, so no offset is committed. The progress record keeps it."""
+    builder, stream = plain()
+    stream.merge(builder.stream("removed")).to("out")
+    before = task_of(builder.build())
+    for topic in ("in", "removed"):
+        before.process(columns(topic, (0, b"k", b"{}", 0)), 0)
+    builder, stream = plain()
+    stream.to("out")
+    after = StreamTask(builder.build(), 0, application="app")
+    restore_progress(after, before.progress_record(0))
+    after.initialize(0)
+    commit = after.prepare_commit(0)
+    assert commit.sources == {"in": 1}
+    assert decode_progress(decode_entry(commit.changelog[-1][1]).body).sources == {"in": 1, "removed": 1}
+
+
 def test_needs_commit_from_a_record_until_it_succeeded() -> None:
     """A task needs a commit from the first record until a commit has succeeded."""
     task = task_of(sessions())
