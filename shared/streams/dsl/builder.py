@@ -1045,7 +1045,7 @@ def _add_global_join(stream: Stream, table: GlobalTable, joiner: Joiner, options
         global_tables=(table.name,),
     )
     stream._builder._topology.add(node, stream._node)
-    return stream._derive_stream(node.name, options.value, encode_json, has_deletions=False)
+    return stream._derive_stream(node.name, options.value, stream._traits.encode, has_deletions=False)
 
 
 def _add_table_join(stream: Stream, table: Table, joiner: Joiner, options: JoinOptions) -> Stream:
