@@ -195,17 +195,18 @@ class MemberRow(TypedDict):
 
 
 class LagRow(TypedDict):
-    """A group's lag in a partition. `committed` is null without a commit."""
+    """A group's lag in a partition. `committed` is null without a commit. `end` and `lag` are null if the partition has
+    no leader."""
 
     topic: of.Topic
     partition: of.Partition
     committed: of.Offset | None
-    end: of.Offset
-    lag: of.Lag
+    end: of.Offset | None
+    lag: of.Lag | None
 
 
 class GroupResponse(TypedDict):
-    """A group. `lag` is the sum over the rows of `partitions`."""
+    """A group. `lag` is the sum over the rows of `partitions` that have a lag."""
 
     group: of.Group
     state: State
@@ -396,7 +397,7 @@ def _group_response(description: GroupDescription, lags: Sequence[PartitionLag])
         "protocol": description.protocol,
         "coordinator": description.coordinator,
         "members": members,
-        "lag": sum(row.lag for row in lags),
+        "lag": sum(row.lag for row in lags if row.lag is not None),
         "partitions": rows,
     }
 

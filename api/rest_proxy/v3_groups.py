@@ -101,7 +101,10 @@ class KafkaConsumerAssignmentList(TypedDict):
 
 
 class KafkaConsumerLag(TypedDict):
-    """A group's lag in a partition with a committed offset. `consumer_id` is empty if the partition is not assigned."""
+    """A group's lag in a partition with a committed offset and a leader.
+
+    `consumer_id` is empty if the partition is not assigned.
+    """
 
     kind: Literal["KafkaConsumerLag"]
     metadata: Metadata
@@ -126,7 +129,7 @@ class KafkaConsumerLagList(TypedDict):
 
 
 class KafkaConsumerGroupLagSummary(TypedDict):
-    """A group's largest and total lag."""
+    """A group's largest and total lag in the partitions with a committed offset and a leader."""
 
     kind: Literal["KafkaConsumerGroupLagSummary"]
     metadata: Metadata
@@ -245,7 +248,8 @@ def _add_lag_routes(router: APIRouter, admin: AdminClient) -> None:
             if row.topic_partition == (topic, partition):
                 return json_response(_lag_row(request, cluster_id, group, row, _owner_of_partition(description, row)))
         raise Problem(
-            ErrorKind(NOT_FOUND, "NO_LAG", "No such lag"), f"{group} has no committed offset in {topic}-{partition}"
+            ErrorKind(NOT_FOUND, "NO_LAG", "No such lag"),
+            f"{topic}-{partition} has no offset committed by {group}, or no leader",
         )
 
     @router.get(
@@ -270,14 +274,16 @@ async def _describe_group(admin: AdminClient, cluster_id: str, group: str) -> Gr
 async def _describe_group_with_lag(
     admin: AdminClient, cluster_id: str, group: str
 ) -> tuple[GroupDescription, list[PartitionLag]]:
-    """Return a group and its lag in each partition with a committed offset.
+    """Return a group and its lag in each partition with a committed offset and a leader.
 
-    Raises Problem (404) if the group has no committed offset, and what `_describe_group` raises.
+    Raises Problem (404) if there is no such partition, and what `_describe_group` raises.
     """
     description = await _describe_group(admin, cluster_id, group)
-    lag = [row for row in await admin.group_lag(group) if row.committed is not None]
+    lag = [row for row in await admin.group_lag(group) if row.committed is not None and row.lag is not None]
     if not lag:
-        raise Problem(ErrorKind(NOT_FOUND, "NO_LAG", "No lag"), f"{group} has no committed offsets")
+        raise Problem(
+            ErrorKind(NOT_FOUND, "NO_LAG", "No lag"), f"{group} has no committed offset in a partition with a leader"
+        )
     return description, lag
 
 
@@ -364,6 +370,8 @@ def _lag_row(
     request: Request, cluster_id: str, group: str, row: PartitionLag, owner: MemberDescription | None
 ) -> KafkaConsumerLag:
     assert row.committed is not None
+    assert row.end is not None
+    assert row.lag is not None
     tp = row.topic_partition
     path, name = _path_and_name(
         cluster_id, group, f"/lags/{tp.topic}/partitions/{tp.partition}", f"/lag={tp.topic}/partition={tp.partition}"
@@ -387,7 +395,9 @@ def _lag_row(
 def _lag_summary(
     request: Request, cluster_id: str, group: str, description: GroupDescription, lag: Sequence[PartitionLag]
 ) -> KafkaConsumerGroupLagSummary:
-    largest = max(lag, key=lambda row: row.lag)
+    lags = [row.lag for row in lag if row.lag is not None]
+    max_lag = max(lags)
+    largest = next(row for row in lag if row.lag == max_lag)
     owner = _owner_of_partition(description, largest)
     tp = largest.topic_partition
     path, name = _path_and_name(cluster_id, group, "/lag-summary", "/lag-summary")
@@ -402,8 +412,8 @@ def _lag_summary(
         "max_lag_client_id": "" if owner is None else owner.client_id,
         "max_lag_topic_name": tp.topic,
         "max_lag_partition_id": tp.partition,
-        "max_lag": largest.lag,
-        "total_lag": sum(row.lag for row in lag),
+        "max_lag": max_lag,
+        "total_lag": sum(lags),
         "max_lag_partition": related(request, partition),
     }
 

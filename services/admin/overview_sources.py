@@ -162,11 +162,13 @@ class KafkaSource:
     async def _total_lag(self, group_id: str) -> int | None:
         """Return the group's total lag; None if it is not known, for example because a partition has no leader."""
         try:
-            # Half of the sample's time limit: requests for a partition without a leader are retried for longer.
+            # Half of the sample's time limit: requests without a response are retried for longer.
             async with asyncio.timeout(self._timeout_ms / 2 / 1000):
-                return sum(row.lag for row in await self._admin.group_lag(group_id))
+                lags = [row.lag for row in await self._admin.group_lag(group_id)]
         except (TimeoutError, RetriableError, AuthorizationFailed):
             return None
+        known = [lag for lag in lags if lag is not None]
+        return sum(known) if len(known) == len(lags) else None
 
 
 def sum_metrics(text: str) -> dict[str, float]:

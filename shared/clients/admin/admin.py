@@ -595,19 +595,29 @@ class Admin:
     async def group_lag(
         self, group_id: str, isolation_level: IsolationLevel = "read_uncommitted", *, timeout_ms: int | None = None
     ) -> list[PartitionLag]:
-        """Return committed offset, end and lag of each partition the group has committed or is assigned, sorted."""
+        """Return committed offset, end and lag of each partition the group has committed or is assigned, sorted.
+
+        The end and the lag of a partition without a leader are None.
+        """
         committed = await self.group_offsets(group_id, timeout_ms=timeout_ms)
         members = (await self.describe_group(group_id, timeout_ms=timeout_ms)).members
         partitions = sorted(set(committed).union(*(m.assignment for m in members)))
-        if not partitions:
-            return []
-        ends = await self.list_offsets(dict.fromkeys(partitions, "latest"), isolation_level, timeout_ms=timeout_ms)
-        starts = await self.list_offsets(dict.fromkeys(partitions, "earliest"), timeout_ms=timeout_ms)
+        described = await self.describe_topics({tp.topic for tp in partitions}, timeout_ms=timeout_ms)
+        # A lookup of a partition without a leader would be repeated until the timeout.
+        offline = {
+            TopicPartition(t.name, p.partition) for t in described.values() for p in t.partitions if p.leader is None
+        }
+        online = [tp for tp in partitions if tp not in offline]
+        ends = await self.list_offsets(dict.fromkeys(online, "latest"), isolation_level, timeout_ms=timeout_ms)
+        starts = await self.list_offsets(dict.fromkeys(online, "earliest"), timeout_ms=timeout_ms)
         rows = []
-        # Without a commit the lag is counted from the first offset: everything is still to be read.
         for tp in partitions:
             own = committed[tp].offset if tp in committed else None
-            rows.append(PartitionLag(tp, own, ends[tp], max(0, ends[tp] - (starts[tp] if own is None else own))))
+            if tp in offline:
+                rows.append(PartitionLag(tp, own, None, None))
+            else:
+                # Without a commit the lag is counted from the first offset: everything is still to be read.
+                rows.append(PartitionLag(tp, own, ends[tp], max(0, ends[tp] - (starts[tp] if own is None else own))))
         return rows
 
     @one_deadline

@@ -193,13 +193,16 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """The lag of a group in one partition, in offsets. Without a committed offset `committed` is None, and `lag` counts
-    from the first offset."""
+    """The lag of a group in one partition, in offsets.
+
+    Without a committed offset `committed` is None, and `lag` counts from the first offset. If the partition has no
+    leader, `end` and `lag` are None.
+    """
 
     topic_partition: TopicPartition
     committed: int | None
-    end: int
-    lag: int
+    end: int | None
+    lag: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,11 @@ class MemoryAdmin:
         committed = self.groups.get(group_id, {})
         members = (await self.describe_group(group_id)).members
         partitions = sorted(set(committed).union(*(member.assignment for member in members)))
-        return [PartitionLag(tp, committed.get(tp), 10, 10 - committed.get(tp, 0)) for tp in partitions]
+        ends = {tp: None if tp in self.offline else 10 for tp in partitions}
+        return [
+            PartitionLag(tp, committed.get(tp), end, None if end is None else end - committed.get(tp, 0))
+            for tp, end in ends.items()
+        ]
 
     async def reset_group_offsets(
         self, group_id: str, to: Any, partitions: Iterable[TopicPartition] | None = None, dry_run: bool = False
@@ -170,8 +174,9 @@ async def test_a_partition_without_a_leader_is_described_without_offsets(admin: 
 
 
 async def test_groups_are_listed_and_described(admin: MemoryAdmin) -> None:
-    """Groups are described with members, their partitions, and lag in total and by partition;
-    an unknown group is a 404.
+    """Groups are described with members, their partitions, and lag in total and by partition.
+
+    A partition without a leader has no lag. An unknown group is a 404.
     """
     admin.members = [MemberDescription("m-1", "client", "/10.0.0.1", None, frozenset([F1, F0]))]
     assert (await send_request(admin, "GET", "/v1/groups")).json()["groups"][0]["group"] == "banks"
@@ -182,6 +187,10 @@ async def test_groups_are_listed_and_described(admin: MemoryAdmin) -> None:
         {"topic": "flights", "partition": 1},
     ]
     assert found["partitions"][0] == {"topic": "flights", "partition": 0, "committed": 4, "end": 10, "lag": 6}
+    admin.offline = {F0}
+    without_leader = (await send_request(admin, "GET", "/v1/groups/banks")).json()
+    assert without_leader["lag"] == found["partitions"][1]["lag"]
+    assert without_leader["partitions"] == [found["partitions"][0] | {"end": None, "lag": None}, found["partitions"][1]]
     missing = await send_request(admin, "GET", "/v1/groups/none")
     assert (missing.status_code, missing.json()["error_code"]) == (404, "GROUP_ID_NOT_FOUND")
 

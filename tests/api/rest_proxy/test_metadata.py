@@ -119,6 +119,20 @@ async def test_v3_has_no_lag_in_a_partition_without_a_committed_offset() -> None
             assert (await client.get(GROUP + path)).status_code == 404, path
 
 
+async def test_v3_has_no_lag_in_a_partition_without_a_leader() -> None:
+    """v3 lists and sums lags only of partitions with a leader. Without any of them it answers 404."""
+    admin = MemoryAdmin()
+    admin.groups["banks"] = {F0: 4, F1: 2}
+    admin.offline = {F1}
+    app = create_app(rest_proxy=metadata_routers(admin))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        assert [row["partition_id"] for row in (await client.get(GROUP + "/lags")).json()["data"]] == [0]
+        assert (await client.get(GROUP + "/lag-summary")).json()["total_lag"] == 6
+        assert (await client.get(GROUP + "/lags/flights/partitions/1")).status_code == 404
+        admin.offline = {F0, F1}
+        assert (await client.get(GROUP + "/lag-summary")).status_code == 404
+
+
 RESOURCE = {"kind": str, "metadata": {"self": str, "resource_name": str}, "cluster_id": str}
 RELATED = {"related": str}
 NULLABLE_STRING = (str, type(None))

@@ -368,6 +368,14 @@ def test_a_group_whose_lag_is_unknown_is_shown_without_it(error: PenstockError |
     ]
 
 
+async def test_the_lag_of_a_group_with_a_partition_without_a_leader_is_unknown() -> None:
+    """If a partition has no leader, the sample has the group without a lag, because the sum would be too small."""
+    admin = MemoryAdmin()
+    admin.offline = {next(iter(admin.groups["banks"]))}
+    sample = await KafkaSource(admin).sample()
+    assert (sample.error, [(group["group"], group["lag"]) for group in sample.groups]) == ("", [("banks", None)])
+
+
 class Clock:
     """A clock that stands still until it is moved."""
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from penstock.shared.clients.admin import Admin, NewTopic, ShiftBy
-from penstock.shared.clients.admin.types import MemberDescription, OffsetChange, event_time_topic
+from penstock.shared.clients.admin.types import MemberDescription, OffsetChange, PartitionLag, event_time_topic
 from penstock.shared.clients.connection.connection import UNKNOWN_TOPIC_GRACE_MS, Connection
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.protocol import requests
@@ -157,6 +157,22 @@ async def test_requests_of_one_call_share_its_timeout(cluster: FakeCluster, call
         assert 0.4 < time.monotonic() - started < 0.85
         assert cluster.committed("g") == {A: OffsetAndMetadata(3)}
         assert (await admin.group_offsets("g", timeout_ms=3_000))[A].offset == 3  # the next has its own time
+
+
+async def test_a_partition_without_a_leader_has_no_lag() -> None:
+    """A group's lag is returned at once if a partition has no leader: that partition has neither end nor lag."""
+    async with FakeCluster(2) as cluster:
+        cluster.create_topic("t", partitions=2)
+        b = TopicPartition("t", 1)
+        kept = cluster.coordinator("g")
+        stopped = next(node for node in cluster.nodes if node != kept)
+        async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+            await admin.alter_group_offsets("g", {A: 0, b: 3})
+            await cluster.stop_node(stopped)
+            cluster.move_leader(A, kept)
+            cluster.move_leader(b, stopped)
+            lag = await admin.group_lag("g", timeout_ms=2_000)
+            assert lag == [PartitionLag(A, 0, 0, 0), PartitionLag(b, 3, None, None)]
 
 
 @pytest.mark.parametrize("to", [-1, -2, -7, True, 1.5, "earlist", "", None, {A: -5}, {A: "x"}, ShiftBy(True)], ids=repr)
