@@ -50,6 +50,8 @@ def config_of(body: Any, name: str) -> dict[str, str]:
 
 
 def check_name(config_name: str | None, name: str) -> None:
-    """Raise BadRequest if a config has another name than its connector."""
+    """Raise BadRequest, in Kafka Connect's words, if a config has another name than its connector."""
     if config_name is not None and config_name != name:
-        raise BadRequest(f"The config has the name {config_name!r}, but the connector's name is {name!r}")
+        raise BadRequest(
+            f"Connector name configuration ({config_name}) doesn't match connector name in the URL ({name})"
+        )
