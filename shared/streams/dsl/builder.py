@@ -1039,13 +1039,15 @@ def add_join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner
 
 
 def _add_global_join(stream: Stream, table: GlobalTable, joiner: Joiner, options: JoinOptions) -> Stream:
+    # Updates keep their window keys, so the join passes their retractions on.
+    retracts = stream._traits.is_windowed and stream._traits.has_deletions
     node = ProcessorNode(
         stream._builder._generate_node_name("join"),
-        lambda: TableJoin(table.name, joiner, left=options.left, key_of=options.key),
+        lambda: TableJoin(table.name, joiner, left=options.left, key_of=options.key, keeps_deletions=retracts),
         global_tables=(table.name,),
     )
     stream._builder._topology.add(node, stream._node)
-    return stream._derive_stream(node.name, options.value, stream._traits.encode, has_deletions=False)
+    return stream._derive_stream(node.name, options.value, stream._traits.encode, has_deletions=retracts)
 
 
 def _add_table_join(stream: Stream, table: Table, joiner: Joiner, options: JoinOptions) -> Stream:

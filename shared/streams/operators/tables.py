@@ -95,19 +95,27 @@ class TableLookup(Protocol):
 class TableJoin(Processor):
     """Joins each record with the row of its key, or of the key that `key_of` returns.
 
-    A record without a value is skipped and counted. With `left`, a record without a key or without a row is joined with
-    None. Otherwise a record without a key is skipped and counted, and a record without a row is dropped.
+    A record without a value is skipped and counted, or forwarded with `keeps_deletions`. With `left`, a record without
+    a key or without a row is joined with None. Otherwise a record without a key is skipped and counted, and a record
+    without a row is dropped.
     """
 
     sees_time = False
 
     def __init__(
-        self, store_name: str, joiner: Joiner, *, left: bool, key_of: Callable[[Record], Any] | None = None
+        self,
+        store_name: str,
+        joiner: Joiner,
+        *,
+        left: bool,
+        key_of: Callable[[Record], Any] | None = None,
+        keeps_deletions: bool = False,
     ) -> None:
         self._store_name = store_name
         self._joiner = joiner
         self._left = left
         self._key_of = key_of
+        self._keeps_deletions = keeps_deletions
         self._lookup: TableLookup
 
     def init(self, context: ProcessorContext) -> None:
@@ -118,7 +126,11 @@ class TableJoin(Processor):
         # As KStreamKTableJoinProcessor: a record without a value is skipped in any case. A left join keeps one without
         # a key since KIP-962.
         if record.value is None:
-            self.context.count_skipped("null value")
+            # A retraction deletes what an earlier result under its window key became.
+            if self._keeps_deletions:
+                self.context.forward(record)
+            else:
+                self.context.count_skipped("null value")
             return
         key = record.key if self._key_of is None else self._key_of(record)
         if key is None and not self._left:
