@@ -1,10 +1,10 @@
 """The lifecycle of a service: settings, `startup`, `main_loop`, `shutdown`, and the signals that end it.
 
 SIGTERM or SIGINT cancels `main_loop` and runs `shutdown`. The two share the limit `shutdown_timeout_ms`, after which
-`run` returns. The process then waits at most EXIT_GRACE_MS for threads and tasks that have not ended. A second
-signal ends the process at once. The exit status is 0 if the work is done or a requested shutdown succeeded. It is 1
-after an error, also if the limit passed. It is 2 after an error that only other settings fix (ConfigError: a port in
-use, a missing file). A StartFailed error has its own exit status.
+`run` returns. The process then waits at most EXIT_GRACE_MS for tasks and `asyncio.to_thread` calls that have not ended.
+A second signal ends the process at once. The exit status is 0 if the work is done or a requested shutdown succeeded.
+It is 1 after an error, also if the limit passed. It is 2 after an error that only other settings fix (ConfigError: a
+port in use, a missing file). A StartFailed error has its own exit status.
 
 A Penstock error is logged as one line. An unexpected error is logged with its traceback.
 """
@@ -81,7 +81,8 @@ def serve(
 def run_process(work: Coroutine[Any, Any, int]) -> int:
     """Run a process's work in an event loop and return its result, the exit status.
 
-    If threads or tasks have not ended EXIT_GRACE_MS later, ends the process with the exit status.
+    If tasks or `asyncio.to_thread` calls have not ended EXIT_GRACE_MS after the work, ends the process with the exit
+    status.
     """
     with asyncio.Runner() as runner:
         status = runner.run(work)

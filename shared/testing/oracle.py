@@ -69,7 +69,7 @@ def replay(case: Case, state: StateDirectory | None = None) -> str | None:
 
 
 def replay_batches(case: Case, size: int, state: StateDirectory | None = None) -> str | None:
-    """As `replay`, but processes `size` records of a case with windows at once, with a commit after each batch."""
+    """As `replay`, but compares the net output of commits, one after each `size` records of a case with windows."""
     if case["kind"] == "punctuation":
         return _replay_punctuation(case)
     driver = _make_driver(case, state, commit_each=False, deduplicate_updates=True, columns_min=1)

@@ -42,7 +42,7 @@ Options = Mapping[str, str]
 class CompactionConflict(PenstockError):
     """Another job of the same application, or another writer, committed to a table first.
 
-    This job does not commit to that table. Its earlier commits to other tables stay.
+    The failed commit changes nothing. This job's earlier commits stay.
     """
 
 

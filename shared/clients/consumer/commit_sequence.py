@@ -139,10 +139,10 @@ class CommitSequence:
         partitions: Collection[TopicPartition],
         requested_ms: float,
     ) -> None:
-        """Compare `found`, the coordinator's offsets at `requested_ms`, with those of the newest successful commit.
+        """Compare `found`, the coordinator's offsets, with those of the newest successful commit.
 
         If a partition's offsets differ, that of the commit is to be sent again, unless a newer one is to be sent.
-        `partitions` are the result of `on_success` or `to_read_back`.
+        `partitions` are the result of `on_success` or `to_read_back`. `found` was requested at `requested_ms`.
         """
         for tp in partitions:
             if self._unsure.get(tp, requested_ms) <= requested_ms:

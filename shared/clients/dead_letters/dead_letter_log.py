@@ -302,8 +302,8 @@ class DeadLetterLog:
     ) -> tuple[int, bool]:
         """Send the chosen dead letters, except those whose topics are unusable.
 
-        Returns their number, and whether each was sent or rejected by Kafka. Adds to `unusable` the topics whose
-        partitions cannot be found, each with the error.
+        Returns the number of those it tried to send, and whether each of these was sent or rejected by Kafka. Adds to
+        `unusable` the topics whose partitions cannot be found, each with the error.
         """
         known: dict[str, set[int]] = {}
         for topic in {to or dead_letter.record.topic for _, _, dead_letter in chosen} - unusable.keys():

@@ -384,7 +384,7 @@ class _ListFetch:
         """Skip a batch without visible records."""
 
     def add(self, batch: _FetchedBatch) -> None:
-        """Add the records of a batch that are at or above the requested offset. If one of them cannot be read, none is
+        """Add the records of a batch that are at or above the requested offset. If the batch cannot be read, none is
         added, and the error is raised."""
         view = memoryview(self._data)[batch.start : batch.stop]
         source: Any = DefaultRecordBatch(view) if batch.magic >= 2 else LegacyRecordBatch(view, batch.magic)

@@ -34,5 +34,5 @@ def packed_columns(codec: StateCodec, states: PackedBytes) -> list[Any]:
 
 
 def unpacked_columns(codec: StateCodec, states: PackedBytes) -> list[Any]:
-    """Decode the states of many windows into columns, as `packed_columns`, with lists of bytes."""
+    """Return the columns of states as `packed_columns` does, but with a list of bytes in place of each PackedBytes."""
     return [column.tolist() if isinstance(column, PackedBytes) else column for column in packed_columns(codec, states)]

@@ -196,7 +196,7 @@ class ChangelogPartition:
         self.exactly_once = settings.processing_guarantee == "exactly_once"
         transactional = settings.transactional_id(partition) if self.exactly_once else None
         # Outputs and entries are measured when they are made. A dead letter or a late record has a whole source record,
-        # which its topic may have accepted compressed. So only the limits of the topics apply to them.
+        # which its topic may have accepted compressed. So up to RECORD_BYTES_MAX only the limits of the topics apply.
         bytes_max = max(settings.max_request_size + DEAD_LETTER_OVERHEAD_MAX, RECORD_BYTES_MAX)
         self._producer = Producer(
             kafka,

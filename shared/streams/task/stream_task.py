@@ -536,7 +536,7 @@ class StreamTask:
         )
 
     def _late_entries(self) -> list[EntryColumns]:
-        """Return the changelog entries of late records."""
+        """Return the changelog entries of `late_rows`, and empty it."""
         numbers = {name: number for number, name in enumerate(self.stores)}
         rows = self.late_rows
         self.late_rows = []

@@ -211,7 +211,7 @@ class BrokerGroup:
         return response
 
     def heartbeat(self, body: Message, now_ms: int) -> ErrorCode:
-        """Record that the member is alive. Returns REBALANCE_IN_PROGRESS if the member must join again."""
+        """Record that the member is alive. Returns REBALANCE_IN_PROGRESS while the group waits for joins."""
         member = self._check_member(body)
         if isinstance(member, ErrorCode):
             return member
