@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
@@ -25,7 +25,7 @@ from penstock.api.rest_proxy.v3_resources import (
     related,
     rows_of,
 )
-from penstock.shared.clients.admin import GroupDescription, MemberDescription, PartitionLag
+from penstock.shared.clients.admin import GroupDescription, MemberDescription
 from penstock.shared.clients.admin.types import DEAD
 from penstock.shared.common.errors import GroupNotFound
 from penstock.shared.common.records import TopicPartition
@@ -271,15 +271,28 @@ async def _describe_group(admin: AdminClient, cluster_id: str, group: str) -> Gr
     return description
 
 
+class _KnownLag(NamedTuple):
+    """The lag of a group in a partition with a committed offset and a leader."""
+
+    topic_partition: TopicPartition
+    committed: int
+    end: int
+    lag: int
+
+
 async def _describe_group_with_lag(
     admin: AdminClient, cluster_id: str, group: str
-) -> tuple[GroupDescription, list[PartitionLag]]:
+) -> tuple[GroupDescription, list[_KnownLag]]:
     """Return a group and its lag in each partition with a committed offset and a leader.
 
     Raises Problem (404) if there is no such partition, and what `_describe_group` raises.
     """
     description = await _describe_group(admin, cluster_id, group)
-    lag = [row for row in await admin.group_lag(group) if row.committed is not None and row.lag is not None]
+    lag = [
+        _KnownLag(row.topic_partition, row.committed, row.end, row.lag)
+        for row in await admin.group_lag(group)
+        if row.committed is not None and row.end is not None and row.lag is not None
+    ]
     if not lag:
         raise Problem(
             ErrorKind(NOT_FOUND, "NO_LAG", "No lag"), f"{group} has no committed offset in a partition with a leader"
@@ -295,7 +308,7 @@ def _find_consumer(description: GroupDescription, consumer: str) -> MemberDescri
     raise Problem(kind, f"{description.group_id} has no member {consumer}")
 
 
-def _owner_of_partition(description: GroupDescription, row: PartitionLag) -> MemberDescription | None:
+def _owner_of_partition(description: GroupDescription, row: _KnownLag) -> MemberDescription | None:
     """Return the member to which the partition is assigned; None if there is none."""
     return next((member for member in description.members if row.topic_partition in member.assignment), None)
 
@@ -367,11 +380,8 @@ def _assignment_row(
 
 
 def _lag_row(
-    request: Request, cluster_id: str, group: str, row: PartitionLag, owner: MemberDescription | None
+    request: Request, cluster_id: str, group: str, row: _KnownLag, owner: MemberDescription | None
 ) -> KafkaConsumerLag:
-    assert row.committed is not None
-    assert row.end is not None
-    assert row.lag is not None
     tp = row.topic_partition
     path, name = _path_and_name(
         cluster_id, group, f"/lags/{tp.topic}/partitions/{tp.partition}", f"/lag={tp.topic}/partition={tp.partition}"
@@ -393,11 +403,9 @@ def _lag_row(
 
 
 def _lag_summary(
-    request: Request, cluster_id: str, group: str, description: GroupDescription, lag: Sequence[PartitionLag]
+    request: Request, cluster_id: str, group: str, description: GroupDescription, lag: Sequence[_KnownLag]
 ) -> KafkaConsumerGroupLagSummary:
-    lags = [row.lag for row in lag if row.lag is not None]
-    max_lag = max(lags)
-    largest = next(row for row in lag if row.lag == max_lag)
+    largest = max(lag, key=lambda row: row.lag)
     owner = _owner_of_partition(description, largest)
     tp = largest.topic_partition
     path, name = _path_and_name(cluster_id, group, "/lag-summary", "/lag-summary")
@@ -412,8 +420,8 @@ def _lag_summary(
         "max_lag_client_id": "" if owner is None else owner.client_id,
         "max_lag_topic_name": tp.topic,
         "max_lag_partition_id": tp.partition,
-        "max_lag": max_lag,
-        "total_lag": sum(lags),
+        "max_lag": largest.lag,
+        "total_lag": sum(row.lag for row in lag),
         "max_lag_partition": related(request, partition),
     }
 
