@@ -602,6 +602,8 @@ class Admin:
         committed = await self.group_offsets(group_id, timeout_ms=timeout_ms)
         members = (await self.describe_group(group_id, timeout_ms=timeout_ms)).members
         partitions = sorted(set(committed).union(*(m.assignment for m in members)))
+        if not partitions:
+            return []
         described = await self.describe_topics({tp.topic for tp in partitions}, timeout_ms=timeout_ms)
         # A lookup of a partition without a leader would be repeated until the timeout.
         offline = {
