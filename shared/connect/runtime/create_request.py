@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.shared.connect.errors import BadRequest
@@ -39,12 +40,15 @@ def create_request(body: Any) -> tuple[str, dict[str, str], str | None]:
     config = properties_from_json(body["config"], "config")
     if not name and config.get("name"):
         raise BadRequest("The field 'name' is missing")
-    return name, config_of(config, name), None if state is None else str(state).upper()
+    return name, _named(config, name), None if state is None else str(state).upper()
 
 
 def config_of(body: Any, name: str) -> dict[str, str]:
     """Return a connector's config, with its name in it. Raises BadRequest if the config has another name."""
-    config = properties_from_json(body, "config")
+    return _named(properties_from_json(body, "config"), name)
+
+
+def _named(config: Mapping[str, str], name: str) -> dict[str, str]:
     check_name(config.get("name"), name)
     return {**config, "name": name}
 
