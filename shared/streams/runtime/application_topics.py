@@ -83,15 +83,13 @@ async def prepare_topics(
             await asyncio.sleep(TOPIC_CHECK_INTERVAL_MS / 1000)
         replication = settings.replication_factor
         partitions = await _common_partitions(admin, external)
-        configs_of_sources = [await describe_configs_if_authorized(admin, name) for name in external]
-        rejected_bytes_max = _rejected_bytes_max(configs_of_sources)
+        rejected_bytes_max = await _rejected_bytes_max(admin, external)
         outputs = new_output_topics(topology, partitions, replication, rejected_bytes_max)
         # Those that the application also reads come first, because a source topic limits the size of dead letters.
         if also_read := [topic for topic in outputs if topic.name in (*sources, *tables)]:
             await admin.create_topics(also_read, exist_ok=True)
             await _common_partitions(admin, sources)
-            configs_of_sources = [await describe_configs_if_authorized(admin, name) for name in sources]
-            rejected_bytes_max = _rejected_bytes_max(configs_of_sources)
+            rejected_bytes_max = await _rejected_bytes_max(admin, sources)
             outputs = new_output_topics(topology, partitions, replication, rejected_bytes_max)
         larger = {"max.message.bytes": str(rejected_bytes_max)}
         own = [event_time_topic(name, partitions, replication_factor=replication, **larger) for name in internal]
@@ -116,12 +114,13 @@ async def _common_partitions(admin: Admin, topics: Sequence[str]) -> int:
     return require_same_partitions({name: len(topic.partitions) for name, topic in described.items()})
 
 
-def _rejected_bytes_max(configs_of_sources: Sequence[Configs]) -> int:
+async def _rejected_bytes_max(admin: Admin, sources: Sequence[str]) -> int:
     """Return the bytes of the largest dead letter or late record: a source's largest record with added headers.
 
     A source record that its topic accepts only compressed may be larger.
     """
-    return max(max_message_bytes_with(configs, DEAD_LETTER_OVERHEAD_MAX) for configs in configs_of_sources)
+    configs = [await describe_configs_if_authorized(admin, name) for name in sources]
+    return max(max_message_bytes_with(each, DEAD_LETTER_OVERHEAD_MAX) for each in configs)
 
 
 def new_output_topics(
