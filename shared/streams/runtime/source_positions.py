@@ -292,18 +292,15 @@ class SourcePositions:
         # One error for all partitions, because one command sets all of them back.
         if ahead:
             raise GroupAhead(application, ahead)
-        for at, held in (await self._fetch_held_offsets(consumer, found)).items():
-            self._set_start_offset(task, at, found[at], held)
+        await self._set_start_offsets(task, consumer, found)
         await self._drop_unread_topics(task)
 
-    async def check(self, task: StreamTask, consumer: Consumer) -> None:
-        """Compare a restored task's positions with the extents of its assigned partitions.
+    async def check(self, task: StreamTask, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
+        """Compare a restored task's positions with the partitions' extents.
 
         With `on_missing_source_offsets` = `skip`, move positions whose records were deleted.
         """
-        assigned = [at for at in consumer.assignment() if at.partition == task.partition]
-        for at, held in (await self._fetch_held_offsets(consumer, assigned)).items():
-            self._set_start_offset(task, at, task.sources.get(at.topic), held)
+        await self._set_start_offsets(task, consumer, {at: task.sources.get(at.topic) for at in partitions})
 
     async def check_topics(self, tasks: Collection[StreamTask], consumer: Consumer) -> None:
         """Compare the ids of the assigned topics with those that the restored tasks have read, in one request.
@@ -346,26 +343,28 @@ class SourcePositions:
             task.source_ids.pop(topic, None)
             task.needs_commit = True
 
-    def _set_start_offset(
-        self, task: StreamTask, at: TopicPartition, position: int | None, held: PartitionExtent
+    async def _set_start_offsets(
+        self, task: StreamTask, consumer: Consumer, positions: Mapping[TopicPartition, int | None]
     ) -> None:
-        start = start_position_of(
-            at, position, task.source_ids.get(at.topic), held, self._settings.on_missing_source_offsets
-        )
-        if start.skipped:
-            self._skipped.labels(topic=at.topic, partition=at.partition).inc(start.skipped)
-            log.error(
-                "source offsets were deleted before they were read: continuing without them",
-                topic=at.topic,
-                partition=at.partition,
-                from_offset=position,
-                to_offset=start.offset - 1,
-                offsets=start.skipped,
+        for at, held in (await self._fetch_held_offsets(consumer, positions)).items():
+            position = positions[at]
+            start = start_position_of(
+                at, position, task.source_ids.get(at.topic), held, self._settings.on_missing_source_offsets
             )
-            # The next start would otherwise report the same gap again.
-            task.needs_commit = True
-        task.sources[at.topic] = start.offset
-        task.source_ids[at.topic] = held.topic_id
+            if start.skipped:
+                self._skipped.labels(topic=at.topic, partition=at.partition).inc(start.skipped)
+                log.error(
+                    "source offsets were deleted before they were read: continuing without them",
+                    topic=at.topic,
+                    partition=at.partition,
+                    from_offset=position,
+                    to_offset=start.offset - 1,
+                    offsets=start.skipped,
+                )
+                # The next start would otherwise report the same gap again.
+                task.needs_commit = True
+            task.sources[at.topic] = start.offset
+            task.source_ids[at.topic] = held.topic_id
 
     async def _fetch_held_offsets(
         self, consumer: Consumer, partitions: Iterable[TopicPartition]

@@ -226,7 +226,7 @@ class StreamWorker(RebalanceListener):
         async with self._lock:
             for partition, one in self._tasks.running().items():
                 try:
-                    await self._positions.check(one.task, self._consumer)
+                    await self._positions.check(one.task, self._consumer, self._assigned_partitions_of(partition))
                 except RetriableError as e:
                     # The next poll reports again that the position is out of range.
                     log.warning("the source's offsets cannot be looked up", partition=partition, reason=str(e))
