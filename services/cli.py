@@ -19,7 +19,7 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 
 app = typer.Typer(
     name="penstock",
-    help="Event-time sessions and connectors on Kafka for asyncio Python.",
+    help="Event-time stream processing on Kafka in Python.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

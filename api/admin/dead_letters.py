@@ -46,8 +46,8 @@ class DeadLetters(Protocol):
 
         Partitions without a leader are not read.
 
-        Dead letters are sorted by the time at which they were written, newest first. A late record has only its event
-        time, so the newest offsets of each partition of a late topic are taken in turn.
+        Dead letters are sorted by their timestamps, newest first. A late record's timestamp is its event time. So the
+        newest offsets of each partition of a late topic are taken in turn.
         """
         ...
 
@@ -121,8 +121,9 @@ class SourceCoordinates(TypedDict):
 class DeadLetterRow(TypedDict, total=False):
     """A record of a dead-letter or late topic.
 
-    Every record of a dead-letter topic has `written_ms`, and no record of a late topic has it. A late record lacks
-    `exception`, `attempts` and `group`. A record that is neither a dead letter nor a late record lacks all other
+    Every record of a dead-letter topic has `written_ms`, its timestamp. It is the time at which the record was written,
+    or, of a dead letter of Connect, the source record's timestamp. No record of a late topic has it. A late record
+    lacks `exception`, `attempts` and `group`. A record that is neither a dead letter nor a late record lacks all other
     optional fields. Missing fields are left out, not null.
     """
 

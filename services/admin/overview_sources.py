@@ -35,7 +35,7 @@ HEALTHY_STATUSES = ("ok", "healthy")
 
 
 def services_client(timeout_ms: int, token: str | None) -> httpx.AsyncClient:
-    """Return the client for `HttpSource`, which sends the token."""
+    """Return the client for requests to other services. It sends the token with each request."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     return httpx.AsyncClient(timeout=timeout_ms / 1000, headers=headers, verify=client_tls(), trust_env=False)
 

@@ -132,7 +132,7 @@ def replay_command(
         typer.echo(msgspec.json.encode(result))
     else:
         typer.echo(
-            f"sent {result.sent}, failed {result.failed}, skipped {result.skipped}, no dead letters {result.faults}"
+            f"sent {result.sent}, failed {result.failed}, skipped {result.skipped}, not dead letters {result.faults}"
         )
         for error in result.errors:
             typer.echo(error, err=True)

@@ -28,5 +28,5 @@ class ProducerServiceSettings(GuardedSettings):
         if self.producer.acks == 0:
             raise ValueError("producer.acks: cannot be 0, since an event is stored only after Kafka's acknowledgement")
         if self.producer.transactional_id is not None:
-            raise ValueError("producer.transactional_id: cannot be set, since ingest sends outside of transactions")
+            raise ValueError("producer.transactional_id: cannot be set: only ingest's own transactions have such ids")
         return self

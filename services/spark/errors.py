@@ -24,7 +24,7 @@ _PENSTOCK_ERROR = re.compile(r"^(?:\w+\.)*errors\.(\w+): (.+)", re.MULTILINE)
 """The last line of a traceback from a Python worker that raised an error of Penstock."""
 _PYTHON_ERROR = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
 """A traceback from a Python worker, with its last line as the group."""
-# At most this many causes of an error are read, because some chains of causes are rings.
+# Some chains of causes are rings, so at most this many causes of an error are read.
 CAUSES_MAX = 20
 _CLASS_NAMES = re.compile(r"^(?:(?:[\w$]+\.)+[\w$]+(?:: |$))+")
 

@@ -45,7 +45,7 @@ OTHER_VARIABLES = frozenset(
 )
 """Variables that are not settings of a command."""
 INHERITED_VARIABLE = f"{ENV_PREFIX}MAVEN_REPOSITORY"
-"""The only one of them that child processes need."""
+"""The only one of OTHER_VARIABLES that child processes inherit."""
 
 # Kubernetes puts the address of each Service into every container. A Service named penstock or penstock-producer makes
 # variables with Penstock's prefix that the user did not set.
@@ -92,7 +92,7 @@ def variable(path: Sequence[str]) -> str:
 
 _HINTS = {
     "enable_auto_commit": 'use commit_strategy="auto", or "none" to commit yourself',
-    "enable_auto_offset_store": "what a poll returned counts as processed when the next is made; see commit_strategy",
+    "enable_auto_offset_store": "records of a poll count as processed at the next poll; see commit_strategy",
     "key_serializer": "pass it to Producer(...)",
     "value_serializer": "pass it to Producer(...)",
     "key_deserializer": "pass it to Consumer(...)",

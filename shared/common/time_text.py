@@ -37,7 +37,7 @@ TIME_MS_MIN = -(2**63)
 TIME_MS_MAX = 2**63 - 1
 # A number with more characters is rejected. Python cannot parse one with more than 4300 digits.
 DIGITS_MAX = 40
-# An error shows at most this many characters of a wrong time or duration.
+# An error shows at most this many characters of a wrong number or duration.
 SHOWN_MAX = 40
 
 TimeUnit = Literal["s", "ms", "us", "ns"]

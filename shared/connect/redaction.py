@@ -127,7 +127,7 @@ def _config_types_of_plugin(plugin: type) -> dict[str, Type]:
 
 
 def defining(plugin: type | None) -> type | None:
-    """Return the plugin, or None if it cannot define its settings: its code may raise any error."""
+    """Return the plugin, or None if its definition of settings raises an error."""
     if plugin is None:
         return None
     try:

@@ -19,7 +19,7 @@ ExceptionHandler = Literal["dead_letter", "continue", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class ErrorHandlers:
-    """One handler a stage: reading key, value and timestamp; processing in the nodes; encoding the outputs."""
+    """The handler of each stage: reading key, value and timestamp; processing in the nodes; encoding the outputs."""
 
     deserialize: ExceptionHandler = "dead_letter"
     process: ExceptionHandler = "dead_letter"

@@ -2,7 +2,7 @@
 
 The table `state` has a column for each store, the tables `closed/<store>` and `late/<store>` one for each aggregation.
 These names must differ from the tables' other columns. Delta ignores case in names, and rejects blanks and some
-punctuation. An aggregator with a lake checks its topology when it starts, the Spark jobs check before they write.
+punctuation. An aggregator with a lake checks its topology when it starts. The Spark jobs check before they write.
 
 >>> require_names_in_lake_table("store 'visits': aggregation", ["n", "State"], CLOSED_COLUMNS, "closed/visits")
 Traceback (most recent call last):
@@ -33,7 +33,7 @@ def require_lake_names(stores: Sequence[StoreSchema]) -> None:
 
 
 def require_names_in_lake_table(owner: str, names: Iterable[str], own: Iterable[str], table: str) -> None:
-    """Raise ConfigError unless names of stores or aggregations can be columns of the lake's `table` beside `own`."""
+    """Raise ConfigError unless these names can be columns of the lake's `table`, which has the columns `own` too."""
     reserved = {name.lower(): name for name in own}
     seen: dict[str, str] = {}
     for name in names:

@@ -130,7 +130,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
     def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:
         """Count the record as late and send its source record to the late topic.
 
-        The record itself is sent behind a node with a store, except a join with a table. It is also sent if there is no
+        In two cases `record` itself is sent: behind a node with a store that is no join with a table, and without a
         source record, as in a punctuation or a commit.
         """
         ...

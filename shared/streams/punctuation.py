@@ -89,7 +89,7 @@ class PunctuationQueue:
         return f"PunctuationQueue({waiting})"
 
     def schedule(self, interval_ms: int, first_due_ms: int, callback: Punctuator, name: str | None = None) -> Schedule:
-        """Add a schedule; the interval is at least 1 ms."""
+        """Add a schedule. `interval_ms` must be at least 1."""
         schedule = Schedule(interval_ms, first_due_ms, callback, name)
         self._push_schedule(schedule)
         return schedule
@@ -99,8 +99,8 @@ class PunctuationQueue:
         called = False
         while self._heap and self._heap[0][0] <= now_ms:
             schedule = heapq.heappop(self._heap)[2]
-            # A cancelled schedule stays in the heap until it is due. A callback may also cancel its own schedule, so
-            # this is checked again after the call, as in PunctuationQueue.mayPunctuate.
+            # A cancelled schedule may still be in the heap. A callback may also cancel its own schedule, so this is
+            # checked again after the call, as in PunctuationQueue.mayPunctuate.
             if schedule.cancelled:
                 continue
             schedule.callback(now_ms)

@@ -53,7 +53,7 @@ class TaskSettings(BaseModel):
     )
     key_bytes_max: Annotated[int, Field(gt=0)] | None = Field(
         default=None,
-        description="maximum bytes of a windowed key in a result, which has its JSON twice; "
+        description="maximum bytes that a key takes in a result, which has its JSON twice; "
         "unset: max_request_size - 16 KiB",
     )
     start_from_group_offsets: bool = Field(

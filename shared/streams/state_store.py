@@ -42,7 +42,7 @@ class StateStoreRow(Protocol):
 
 
 def is_open(row: StateStoreRow) -> bool:
-    """Return whether a live row is open: all are, except closed sliding windows.
+    """Return whether a live row is open. All live rows are, except closed sliding windows.
 
     A store keeps closed sliding windows for a while, because later windows begin with their state. Queries leave them
     out.

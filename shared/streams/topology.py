@@ -109,7 +109,7 @@ class Topology:
             raise ConfigError(f"topology: the name {node.name!r} is taken")
         for parent in parents:
             if parent not in self.nodes:
-                raise ConfigError(f"topology: {node.name!r} names a parent {parent!r} that is not there")
+                raise ConfigError(f"topology: {node.name!r} names a parent {parent!r} that does not exist")
             if isinstance(self.nodes[parent], SinkNode):
                 raise ConfigError(f"topology: the sink {parent!r} cannot feed {node.name!r}")
         if isinstance(node, SourceNode) == bool(parents):

@@ -63,7 +63,7 @@ def require_plain_methods(owner: str, made: Any, methods: tuple[str, ...]) -> No
 
 
 def plain(argument: str, function: Callable[P, R], *, may_yield: bool = False) -> Callable[P, R]:
-    """Wrap a function so that it raises TypeError if it returns an awaitable or a generator.
+    """Return the function wrapped so that a call raises TypeError if it returns an awaitable or a generator.
 
     A generator is allowed with `may_yield`. Raises ConfigError as `require_callable`.
     """

@@ -103,7 +103,7 @@ class BatchJob:
     def __init__(self, spark: SparkSession, settings: BatchSettings, log: Log) -> None:
         """Raises ConfigError if the topology has internal topics, global tables, or names that the lake rejects.
 
-        Raises it also for several source topics if `files` is set.
+        Also raises ConfigError for several source topics if `files` is set.
         """
         self.spark = spark
         self.settings = settings
@@ -120,8 +120,9 @@ class BatchJob:
     def run(self) -> BatchReport:
         """Run one batch.
 
-        Raises BatchRejected if live instances run before the tasks begin, and BatchFenced if a task finds one. Also
-        raises ConfigError and the errors of Kafka, tasks and compactions. Commits before an error are kept.
+        Raises BatchRejected if live instances run before the tasks begin, and BatchFenced if a task finds a live
+        instance. Also raises ConfigError and the errors of Kafka, tasks and compactions. Commits before an error are
+        kept.
         """
         started = time.monotonic()
         self.failed = FailedSteps()

@@ -374,9 +374,9 @@ def require_all_fields(
     wrong = rows.filter(F.col(LINE).isNotNull()).select("*", F.col(METADATA)["file_path"].alias("path")).first()
     if wrong is not None:
         raise ConfigError(
-            f"{wrong.path} has a line with more or fewer fields than there are columns: {wrong[LINE][:SHOWN_MAX]!r}; "
-            "quote a text that has a comma in it, or have Spark cut and fill such lines (reader option "
-            "mode=PERMISSIVE) or leave them out (mode=DROPMALFORMED)"
+            f"{wrong.path} has a line with more or fewer fields than there are columns: {wrong[LINE][:SHOWN_MAX]!r}. "
+            "A text with a comma must be quoted, and texts with line breaks need the reader option multiline=true. "
+            "mode=PERMISSIVE cuts and fills such lines, mode=DROPMALFORMED leaves them out"
         )
 
 

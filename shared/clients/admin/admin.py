@@ -83,7 +83,7 @@ CONFIGS_OF_TOPICS_MAX = 100
 SET_CONFIG = 0
 DELETE_CONFIG = 1
 ALL_RECORDS = -1
-"""The offset in DeleteRecords that stands for the high watermark."""
+"""DeleteRecords: the offset that stands for the high watermark."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ WAITING = 2
 
 _instances = itertools.count(1)
 _unreached: dict[str, RepeatedFailure] = {}
-"""Bootstrap servers that no client of this process has reached, since the last success."""
+"""The bootstrap servers that no client of this process has reached since the last success, with their failures."""
 
 
 def _default_client_id() -> str:

@@ -48,12 +48,13 @@ log = get_logger(__name__)
 _standard_log = logging.getLogger(__name__)
 
 NOT_OF_A_SOCKET = ("bootstrap_servers", "metadata_max_age_ms", "retry_backoff_ms", "connections_max_idle_ms")
+"""The options of aiokafka's client that its connection does not have."""
 TRANSPORT_ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 """TLS errors that are not about certificates: the other side closed the connection."""
 
 RECONNECT_JITTER = 0.2
-"""The client's own backoff is shorter by this share, so that it does not delay a caller that has its own backoff
-with jitter."""
+"""The backoff before a connection attempt is shorter by this share. A caller that retries has a backoff of its own,
+with jitter. So its retry does not come while the client still waits."""
 
 CLOSE_TIMEOUT_MS = 1_000
 """How long the close of a client waits for the brokers to read what was sent to them."""

@@ -131,7 +131,7 @@ class StickyAssignor(Assignor):
         return encode_sticky(sorted(assigned), generation)
 
     def assign(self, partitions: Mapping[str, int], members: Mapping[str, GroupMember]) -> Assigned:
-        # Ignore the owned partitions in the subscription: an eager member has revoked all.
+        # Only the user data has claims: an eager member owns nothing when it joins.
         claims = {member_id: decode_sticky(one.subscription.user_data) for member_id, one in members.items()}
         return assign_sticky(partitions, _subscribers_by_topic(partitions, members), in_order(members), claims)
 

@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 LATE_MS = 30_000
-"""The time that the coordinator may take to apply a commit that got no response: the commit was in a queue, or the
-broker was stalled."""
+"""How long the coordinator may take to apply a commit without a response: it may be in a queue, or the broker may be
+stalled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,8 +284,8 @@ class Consumer(Generic[K, V]):
         exception in `async with` the records of the last poll.
 
         `timeout_ms` limits the commit, the listener and LeaveGroup together, but LeaveGroup has at least 200 ms. If
-        `timeout_ms` is None, `listener_timeout_ms` limits the commit and the listener. A static member stays in the
-        group.
+        `timeout_ms` is None, `listener_timeout_ms` limits the commit and the listener, or `max_poll_interval_ms` if
+        that is shorter. A static member stays in the group.
         """
         await self._close_consumer(timeout_ms, processed=True)
 

@@ -416,12 +416,14 @@ class ConsumerCoordinator:
         self._settled.set()
 
     def _leave_group(self, step: Leave) -> None:
-        """Send LeaveGroup, unless the member is static. No poll waits for its response, but `close` does."""
+        """Send LeaveGroup, unless the member is static: its membership lasts until the session times out.
+
+        No poll waits for the response, but `close` does.
+        """
         event = "left the group" if step.member_id else "sent no LeaveGroup, so its membership is kept for a session"
         limit_ms = self.member.config.max_poll_interval_ms
         self.gone_because = f"{event}: no poll within max_poll_interval_ms={limit_ms}"
         log.error(self.gone_because, **self._requests.fields())
-        # A static member sends none: the group keeps its membership until the session times out.
         if step.member_id:
             self._leaving = asyncio.create_task(self._requests.leave(step.member_id))
 

@@ -54,7 +54,7 @@ class FetchRequestManager:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._refreshing = False
-        # This counts the refreshes in a row, on which the backoff depends.
+        # The number of refreshes in a row. The backoff depends on it.
         self._refreshes = 0
         self._refreshed_ms = 0.0
         # The repeated failures by what could not be fetched, to log them.

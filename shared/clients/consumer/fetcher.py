@@ -132,7 +132,7 @@ class FetcherPartition:
         self.position = position
         self.reset = reset
         self.position_epoch = epoch
-        # A reset that is due replaces this position.
+        # The position that a due reset replaces.
         self.replaced: int | None = None
         self.reset_reason = ""
         self.error: PenstockError | None = None
@@ -173,9 +173,9 @@ class Fetcher:
         # Requests name the partitions in this order.
         self._partitions: dict[TopicPartition, FetcherPartition] = {}
         self.assignment: frozenset[TopicPartition] = frozenset()
-        # These partitions have completed fetches or an error. `take` reads them in this order.
+        # The partitions with completed fetches or an error, in the order in which `take` reads them.
         self._ready: dict[TopicPartition, None] = {}
-        # A node with a request in flight may send this many bytes.
+        # The bytes that each node with a request in flight may send.
         self._in_flight: dict[int, int] = {}
         self._stale = False
         self._moves: dict[TopicPartition, Move] = {}

@@ -28,8 +28,8 @@ _ISO = re.compile(
 )
 _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000}
 
-# This is a position with the leader epoch of the record before it.
 _At = tuple[int, int]
+"""A position, and the leader epoch of the record before it."""
 _Offsets = dict[TopicPartition, int]
 
 

@@ -21,7 +21,7 @@ STORE = "penstock.late.store"
 APPLICATION = "penstock.late.application"
 CHANGELOG_ID = "penstock.late.changelog_id"
 HEADERS = (TOPIC, PARTITION, OFFSET, LATENESS_MS, CLOSE_TIME_MS, STREAM_TIME_MS, STORE, APPLICATION)
-"""The headers of every late record of a source record; CHANGELOG_ID is present if there is a changelog."""
+"""The headers of every late record that is a source record. If there is a changelog, it also has CHANGELOG_ID."""
 STAGE_LATE = "late"
 """The `stage` of the DeadLetter that `parse_late_record` returns."""
 

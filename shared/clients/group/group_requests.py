@@ -27,7 +27,8 @@ log = get_logger(__name__)
 RESPONSE_GRACE_MS = 5_000
 """The extra time beyond the rebalance timeout to answer JoinGroup (as in the Java consumer) or SyncGroup."""
 FIRST_RESPONSE_MS = 2_000
-"""How long a leave waits for the response to a first join, which has the member id. It comes at once (KIP-394)."""
+"""How long a leave waits for the response to a first join, which has the member id. Brokers send it at once
+(KIP-394)."""
 LEAVE_TRIES = 3
 """How often LeaveGroup is sent if the coordinator has moved."""
 
@@ -74,7 +75,7 @@ class GroupRequests:
 
     async def _send_join_group(self, join: Join) -> JoinResponse:
         config = self._member.config
-        # `_log_failure` logs a retry.
+        # While joins fail, `_log_failure` logs now and then.
         if not self._failing.is_failing:
             log.info("joining the group", **self.fields(), reason=join.reason)
         response = await self._request_group_coordinator(

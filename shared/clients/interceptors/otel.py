@@ -30,8 +30,8 @@ from penstock.shared.common.records import Headers, ProducerRecord, RecordMetada
 
 INSTRUMENTATION = "penstock"
 OPEN_SPANS_MAX = 500_000
-"""The maximum number of open spans, above the number of records that fit into `buffer_memory` by default. At the limit
-the oldest span is ended without its fate. Otherwise spans would accumulate if a later interceptor removes the
+"""The maximum number of open spans: more than the records that fit into the default `buffer_memory`. At the limit the
+oldest span ends without its record's fate. Without a limit, spans would accumulate if a later interceptor removes the
 headers."""
 
 

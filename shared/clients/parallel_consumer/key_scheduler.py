@@ -197,7 +197,7 @@ class KeyScheduler:
     ) -> bool:
         """End an execution. Its `finished` records are done, and its `retry` records are handled again at `due_ms`.
 
-        If the partition was lost or rewound meanwhile, the results are ignored, and False is returned.
+        If the partition was lost or rewound since the execution began, the results are ignored, and False is returned.
         """
         self._executions.remove(execution)
         state = execution.owner

@@ -79,7 +79,8 @@ class PartitionProgress:
         self.draining = False
 
     def rewind(self) -> None:
-        """Forget the progress, because delivery continues from a lower offset (a truncated log, or a seek).
+        """Forget the progress and all unfinished records, because delivery continues from a lower offset (a truncated
+        log, or a seek).
 
         A lane with a running record is kept: until that record is settled, no other record of the lane is started.
         """

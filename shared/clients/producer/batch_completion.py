@@ -1,8 +1,8 @@
 """The end of a batch: it is acknowledged, retried, split, or failed. There is no I/O here.
 
 A response completes a batch, fails it, splits it, or puts it back into its partition's queue with a backoff of its
-own. After `delivery_timeout_ms` a batch fails in any state. The memory of a batch is released when nothing can read it
-any more. If a batch fails in flight, that is the end of its request.
+own. After `delivery_timeout_ms` a batch fails in any state. If it fails in flight, its memory is released at the end of
+its request, which still reads it.
 """
 
 from __future__ import annotations

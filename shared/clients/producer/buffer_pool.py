@@ -162,7 +162,8 @@ class HeldUpShare:
         # A later send must not overtake: its records would be written before those of the waiting one.
         if any(waiter.queue is queue for waiter in self._waiters):
             return True
-        # There must be another partition to leave memory to. A partition that holds nothing may try its broker.
+        # There must be another partition to leave memory to. A partition that holds nothing may try its broker, unless
+        # that is known to be away.
         if self._accumulator.partitions == 1 or not (queue.held or self._is_away(queue.tp)):
             return False
         return self._exceeds_share(queue, size, self._now_ms())

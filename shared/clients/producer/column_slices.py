@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.shared.clients.producer.record_accumulator import PartitionQueue
 
 SLICE_RECORDS = 16_384
-"""The most records of a slice, whose append thus blocks the event loop for only some milliseconds."""
+"""The most records of a slice. Appending them blocks the event loop for some milliseconds."""
 
 SLICE_BYTES = 4 * 1024 * 1024
 """Bytes of lists that are copied into one buffer at once, in addition to the buffer memory."""
@@ -306,8 +306,8 @@ class ColumnSlice:
 
 
 def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) -> ColumnSlice | None:
-    """Return a slice of at most SLICE_RECORDS records from `first` on. It ends earlier at about SLICE_BYTES of a column
-    that is a list.
+    """Return a slice of at most SLICE_RECORDS records from `first` on. If a column is a list, the slice has only
+    about SLICE_BYTES of it.
 
     Returns None if any of these records must be sent alone: it is not bytes, has an invalid timestamp or header, or may
     exceed `size_max` bytes. Raises ValueError if a packed column refers to bytes outside its buffer. `timestamp` is for

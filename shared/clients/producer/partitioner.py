@@ -41,8 +41,8 @@ CACHED_KEY_BYTES_MAX = 128
 """A longer key is hashed each time, so that the cache of a topic stays below about 16 MiB."""
 
 RECORD_OVERHEAD = 12
-"""Typical bytes of a record besides key and value. If it is too low, the last records of a run do not fit into its
-batch. They open another batch, which the next records fill."""
+"""Typical bytes of a record besides key, value and headers. If a run's records have more, its last ones open another
+batch."""
 
 _SEED = 0x9747B28C
 

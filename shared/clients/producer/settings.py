@@ -48,7 +48,7 @@ class ProducerSettings(Section):
     max_in_flight_requests_per_connection: int = Field(
         default=5,
         gt=0,
-        description="without idempotence, more than 1 may change the order of a partition when one is retried",
+        description="without idempotence, a retry may change the order of a partition if this is above 1",
     )
     partitioner_ignore_keys: bool = Field(default=False, description="treat records with a key like those without one")
     partitioner_adaptive_partitioning_enable: bool = Field(

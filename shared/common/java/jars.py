@@ -137,8 +137,8 @@ def announcement(wanted: JarSet, environ: Mapping[str, str] | None = None) -> st
 async def fetch_jars(wanted: JarSet, environ: Mapping[str, str] | None = None) -> Path:
     """Download the jars that are not in the cache, and return the folder that holds all of them.
 
-    The first download takes from seconds to minutes. Raises JarsUnavailable.
-    The next call continues a cancelled download.
+    The first download takes from seconds to minutes. The next call continues a cancelled download. Raises
+    JarsUnavailable.
     """
     environ = os.environ if environ is None else environ
     root = cache_root(environ)

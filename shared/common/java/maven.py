@@ -169,7 +169,7 @@ def _merge_elements(settings: Mapping[Path, ElementTree.Element], path: str) -> 
 
 
 def covers_central(mirror_of: str) -> bool:
-    """Whether a `mirrorOf` covers Maven Central, which is neither local nor reached without TLS.
+    """Whether a `mirrorOf` covers Maven Central, which is external and has an https address.
 
     >>> [covers_central(p) for p in ("*", "central", "external:*", "a, central", "*,!central", "external:http:*", "a")]
     [True, True, True, True, False, False, False]

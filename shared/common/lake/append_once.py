@@ -25,12 +25,12 @@ from penstock.shared.common.errors import DataError, RetriableError, WriterFence
 from penstock.shared.common.lake.delta_tables import one_line, open_table
 
 NO_VERSION = -1
-"""The version of an application that starts again: a table cannot delete one."""
+"""Stands for no version, since a table cannot delete a version that it has."""
 _MISFITS = ("Schema error", "Invalid data found")
 
 
 def table_versions(uri: str, applications: list[str], options: Mapping[str, str]) -> dict[str, int]:
-    """The versions of those of `applications` that the table knows; empty without a table. Raises RetriableError."""
+    """The version of each of `applications` that has one; empty without a table. Raises RetriableError."""
     return _versions_of(open_table(uri, options), applications)
 
 

@@ -145,7 +145,7 @@ def _list_objects(root: str, storage_options: Mapping[str, str] | None) -> dict[
         found = store.get_file_info_selector(FileSelector("", allow_not_found=True, recursive=True))
     except DELTA_ERRORS as e:
         raise LakeNotRemoved(f"{root} cannot be listed: {one_line(e)}") from e
-    # An object that stands for a folder is listed under the folder's own name; to delete that would hit another object.
+    # An object that stands for a folder is listed under the folder's name. Its deletion would delete another object.
     folders = {"", *(one.path for one in found if one.type == FileType.Directory)}
     return {one.path: one.size or 0 for one in found if one.type == FileType.File and one.path not in folders}
 

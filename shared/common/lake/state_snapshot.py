@@ -104,7 +104,7 @@ def read_window_changes(
     They come from one snapshot, which is the version `version` of the table `state`.
 
     A batch has at most about SLICE_ROWS rows. Apply the batches in order. The last change of a window counts: if its
-    `live` is false, the window is not live any more. A store that the snapshot does not contain has no batches.
+    `live` is false, the window is not live any more. A store that is not in the snapshot has no batches.
     Raises LakeUnavailable or NotASnapshot. The columns are:
 
     - key (binary), start_ms, end_ms (int64), live (bool).

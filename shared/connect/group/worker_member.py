@@ -63,7 +63,7 @@ class GiveUpWork:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Read the configs at least up to this offset and call `on_led`: this worker assigns."""
+    """Read the configs up to this offset, if that is possible in time, and call `on_led`: this worker assigns."""
 
     config_offset: int
 

@@ -181,7 +181,7 @@ class DistributedHerder(BaseHerder):
             except RetriableError as e:
                 log.warning("a turn of the herder failed and is retried", error=type(e).__name__, reason=str(e))
                 await asyncio.sleep(RETRY_MS / 1000)
-            # Another worker has claimed the config topic: this one is no longer the leader, and keeps its work.
+            # Another worker has claimed the config topic and leads. This worker keeps its work.
             except ProducerFenced as e:
                 log.warning("another worker leads", reason=str(e))
                 self.member.rejoin("another worker leads")
@@ -281,8 +281,8 @@ class DistributedHerder(BaseHerder):
         assignment = self.member.assignment
         if self._resolved or assignment is None:
             return True
-        # 1. Read the configs that the leader assigned by. A worker that cannot leaves the group for a while, as in
-        #    Kafka Connect, so that others get its work.
+        # 1. Read the configs up to the assignment's offset. If that takes too long, the worker leaves the group for a
+        #    while, so that others get its work.
         if self.snapshot().offset < assignment.config_offset:
             try:
                 await self._stores.configs.refresh(self._config["worker.sync.timeout.ms"])

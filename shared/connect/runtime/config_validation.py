@@ -145,7 +145,8 @@ def _with_files_checked(
 def _wrong_overrides(plugin: type[Connector], props: Mapping[str, str], worker: Mapping[str, Any]) -> list[ConfigValue]:
     """Return the client overrides that the worker's policy rejects, and those that are invalid.
 
-    Invalid overrides are found for the producer, and for the consumer of a sink: at most one for each.
+    Invalid overrides are found for the producer, and for the consumer of a sink: at most one for each. Those of
+    connection settings, such as `security.protocol`, are not found here.
     """
     policy = worker["connector.client.config.override.policy"]
     found = []

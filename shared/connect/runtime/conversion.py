@@ -44,7 +44,7 @@ class Failed(Exception):
 
 @dataclass
 class Conversion:
-    """Converts Kafka's records into a sink's, and a source's into Kafka's."""
+    """Converts records of Kafka for a sink, and records of a source for Kafka."""
 
     key: Converter
     value: Converter

@@ -445,7 +445,7 @@ class Aggregate(Aggregation[Any]):
         return restored_state(self, state, self.to_columns(state))
 
     def result(self, state: Any) -> Any:
-        # As behind a repartition topic, so that the nodes below need no `state_type`.
+        # Plain JSON, as it is behind a repartition topic. So the nodes below need no `state_type`.
         return state if self._is_plain else msgspec.json.decode(msgspec.json.encode(state))
 
 
@@ -453,8 +453,8 @@ def restored_state(aggregation: Aggregation[Any], state: Any, columns: Sequence[
     """Return what a restore makes of a state's columns. Raises DataError unless it equals the state.
 
     A state may be any object that has JSON. Without a declared type a restore makes a list of a tuple, a dict of a
-    struct, and text of a datetime. JSON has no NaN and no infinity. User code must not see such a change, which comes
-    at the next restart, and the changelog must not hold a state with which every restore fails.
+    struct, and text of a datetime. JSON has no NaN and no infinity. Such a state is rejected at once. Otherwise user
+    code would see another value after the next restart, or every restore would fail.
     """
     try:
         restored = aggregation.from_columns(columns)

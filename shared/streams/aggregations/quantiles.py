@@ -42,7 +42,7 @@ class Quantiles(OfField["Sketch"]):
         self._number_types(hint)
 
     def initial(self) -> Sketch:
-        # This import is here for the same reason as in `CountDistinct`.
+        # Imported here, because readers of settings import this module without the extra `streams`.
         from datasketches import kll_doubles_sketch
 
         return kll_doubles_sketch(KLL_K)

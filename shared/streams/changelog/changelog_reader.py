@@ -105,7 +105,7 @@ class ConfirmedChanges:
 
     @property
     def missed(self) -> PackedBytes:
-        """Return for each late record the starts of the windows that it missed, each as a big-endian int64.
+        """For each late record, the starts of the windows that it missed, each as a big-endian int64.
 
         The result has a row for every change, but only the rows of late records are valid.
         """
@@ -225,7 +225,7 @@ class _ParsedRecords:
 
 
 class ChangelogReader:
-    """Reads one partition; `apply` is called with confirmed changes in log order.
+    """Reads one changelog partition. It calls `apply` with confirmed changes, in log order.
 
     `stores` are the stores of the reader's own topology. If they are given, a commit that was written under
     incompatible stores raises SchemaMismatch before any of its changes is applied.

@@ -116,7 +116,7 @@ REPARTITION_TOPICS_STAY = (
     f"application_id and `{REPARTITION_SUFFIX}` as `name` to the key_by before it. Otherwise: {SCHEMA_REMEDY}"
 )
 
-WINDOWS_STAY = f"The definition of a store's windows cannot change: existing windows were made with it. {SCHEMA_REMEDY}"
+WINDOWS_STAY = f"The definition of a store cannot change, because its rows were made with it. {SCHEMA_REMEDY}"
 
 AGGREGATIONS_STAY = (
     "A window may get further aggregations, but those that it has cannot change (docs/changelog-format.md, Versions). "

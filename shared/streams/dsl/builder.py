@@ -1017,7 +1017,7 @@ def add_join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner
     if options.windows is not None and not isinstance(options.windows, JoinWindows):
         raise ConfigError(f"join: windows must be JoinWindows, such as JoinWindows.of(60_000), got {options.windows!r}")
     if (options.windows is not None) == isinstance(other, Table | GlobalTable):
-        raise ConfigError("join: two streams need JoinWindows, a stream and a table have none")
+        raise ConfigError("join: a join of two streams needs JoinWindows, a join with a table takes none")
     if (options.key is not None) != isinstance(other, GlobalTable):
         raise ConfigError("join: a global table needs a key function, anything else is joined by the record's key")
     if options.key is not None:
@@ -1142,7 +1142,7 @@ def repartitioned(builder: StreamsBuilder, parent: str, traits: StreamTraits, to
 
 def _encode_text_keys(record: Record) -> tuple[bytes | None, bytes | None]:
     if not isinstance(record.key, str | None):
-        raise SerializationError(f'a key must be text, got {type(record.key).__name__}; say key="bytes" for bytes')
+        raise SerializationError(f'a key must be text, got {type(record.key).__name__}; use str(), or key="bytes"')
     return encode_json(record)
 
 

@@ -68,7 +68,7 @@ def require_aggregation(argument: str, aggregation: Any) -> None:
 def require_same_builder(operation: str, own: object, other: object) -> None:
     """Raise ConfigError if the two sides belong to different topologies."""
     if own is not other:
-        raise ConfigError(f"{operation}: the two sides are of two StreamsBuilders; a topology is built by one")
+        raise ConfigError(f"{operation}: the two sides were made by two StreamsBuilders; use one for a topology")
 
 
 def require_groupable(operation: str, traits: StreamTraits) -> None:
@@ -84,8 +84,8 @@ def require_one_type(operation: str, traits: StreamTraits) -> None:
     """Raise ConfigError if the values are of several types, because the next node must read them as one."""
     if traits.mixed:
         raise ConfigError(
-            f"{operation}: the merged streams have values of different types ({', '.join(traits.mixed)}), and no state "
-            "or topic between can hold both; map_values(..., value=...) before merge() makes them one type"
+            f"{operation}: the merged streams have values of different types ({', '.join(traits.mixed)}), but a "
+            "store or repartition topic holds one type; map_values(..., value=...) before merge() makes them one type"
         )
 
 

@@ -191,7 +191,7 @@ class StreamJoin(TimedProcessor):
             self._forward_unjoined()
             return
         before, after = self.windows.reach(side)
-        # This record may advance the close time. Rows that are too old then are in the store until `_forward_unjoined`.
+        # If this record advances the close time, rows that have expired are in the store until `_forward_unjoined`.
         earliest = max(at - before, self.windows.limit(1 - side, close_time))
         found = self._stores[1 - side].fetch_range(record.key, earliest, at + after)
         joined = [(row.start, other.value) for row in found for other in row.states[0]]

@@ -96,9 +96,11 @@ class PartitionRestore:
         """Find the start of the restore and seek to it; return the log's current end.
 
         A restore that has read before (a standby) continues from its position. Raises OffsetOutOfRange if the restore
-        must start again: a newer snapshot has replaced the loaded one, or the log lacks this position or is another
-        topic, and the state on disk is deleted then. Raises ChangelogHole if the log does not continue the newest
-        snapshot, or if there is none and the log does not begin at 0.
+        must start again. There are two reasons. Either a newer snapshot has replaced the loaded one. Or the log lacks
+        the standby's position, or is another topic. In this case the state on disk is deleted.
+
+        Raises ChangelogHole if the log does not continue the newest snapshot, or if there is none and the log does not
+        begin at 0.
         """
         consumer.assign([self.at])
         reader = self.reader

@@ -151,7 +151,7 @@ class StreamsRange(StreamsAssignor, RangeAssignor):
 
 
 class StreamsCooperativeSticky(StreamsAssignor, CooperativeStickyAssignor):
-    """`cooperative-sticky`, which prefers standbys as owners."""
+    """`cooperative-sticky`, which prefers members that have state as owners."""
 
     name = f"{PREFIX}cooperative-sticky"
 

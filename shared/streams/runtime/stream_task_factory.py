@@ -83,7 +83,7 @@ class StreamTaskFactory:
         return None if self.directory is None else self.directory.state_of(partition)
 
     def standby_task(self, partition: int) -> StreamTask:
-        """Create a standby task for a partition that runs elsewhere; it is filled, but never started as a standby."""
+        """Create the task of a standby. It is started only when this instance takes the partition over."""
         task = self.task(partition, self.open_state(partition), is_standby=True)
         task.not_running_reason = (
             f"this instance stands by for partition {partition}: schedule() is for the instance where its task runs"

@@ -169,7 +169,8 @@ class StreamWorker(RebalanceListener):
         `now_ms` is this turn's wall-clock time in ms since the epoch, by default the clock's. The call may be cancelled
         at any moment: a commit in progress continues, and `shutdown` can still commit.
 
-        Raises OffsetOutOfRange if a global table's topic lacks the position. The worker must then be started again.
+        An error ends the worker: call `shutdown`, and start a new worker. OffsetOutOfRange is raised if a global
+        table's topic lacks the position.
         """
         # 1. Fetch. The group's callbacks, such as `on_partitions_revoked`, are called in here.
         batches = await self._poll_records()

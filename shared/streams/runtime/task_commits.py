@@ -37,8 +37,8 @@ log = get_logger(__name__)
 
 YIELD_MS = 1
 COMMIT_YIELD_MS = 10
-"""The longest time that a busy worker leaves to the event loop in a turn while a commit is in progress; a commit takes
-a few of these. Without a commit in progress it is YIELD_MS."""
+"""The longest time that a busy worker leaves to the event loop in a turn while a commit is in progress. Without
+one it is YIELD_MS."""
 
 Failure = tuple[OwnedTask, BaseException]
 Prepared = tuple[OwnedTask, StreamTask, TaskCommit | Exception]

@@ -106,7 +106,7 @@ class OwnedTask:
 
     @property
     def task(self) -> StreamTask | None:
-        """The running task; None as `running`."""
+        """The running task; None if `running` is None."""
         return None if self.running is None else self.running.task
 
     def log_restored(self, metrics: RestoreMetrics) -> None:
@@ -141,7 +141,7 @@ class OwnedTask:
         return self.changelog.topic_partition.partition
 
     async def close(self, timeout_ms: float | None = None) -> None:
-        """Stop restoring, and close the processors and the producer; further calls do nothing.
+        """Stop restoring, and close the processors, the state on disk and the producer; further calls do nothing.
 
         An error of a processor's `close` is only logged, because it must not keep the partition from its next owner.
         After `timeout_ms` (None: no limit) requests to the broker are abandoned.

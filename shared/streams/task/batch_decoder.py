@@ -49,7 +49,7 @@ class DecodedBatch:
     """The numbers of the keys; negative for records that the store skips. The records that the operator chain had no
     time for, which are the last ones, are left out."""
     values: RecordNumbers
-    """The numbers for the kernel."""
+    """The numbers for the kernel. They, `inputs` and `is_out` may also have the records that `codes` leaves out."""
     inputs: list[list[Any]]
     """The values for each aggregation whose states are objects."""
     exceptional: list[int]

@@ -31,7 +31,10 @@ class Idleness:
         self._watermark_sent_ms: int | None = None
 
     def is_watermark_due(self, monotonic_ms: int, *, at_end: bool) -> bool:
-        """Return whether to send watermarks: at most once in `idle_timeout_ms`, and only if everything was read."""
+        """Return whether watermarks are due. If so, they count as sent now.
+
+        They are due if everything was read, at most once in `idle_timeout_ms`.
+        """
         is_due = at_end and (
             self._watermark_sent_ms is None or monotonic_ms - self._watermark_sent_ms >= self._timeout_ms
         )
