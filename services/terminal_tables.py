@@ -14,6 +14,8 @@ _UNLIMITED = 10_000
 def console_for(*tables: Table) -> Console:
     """A console as wide as the terminal, but at least WIDTH_MIN, and wide enough for columns that must not be wrapped.
 
+    In all other columns of the tables, words that are wider than their column continue on the next line.
+
     >>> table = Table()
     >>> for name in ("a", "b"):
     ...     table.add_column(name, no_wrap=True)
@@ -21,6 +23,10 @@ def console_for(*tables: Table) -> Console:
     >>> console_for(table).width
     167
     """
+    for table in tables:
+        for column in table.columns:
+            # By default, the end of such a word is cut off.
+            column.overflow = "fold"
     terminal = Console()
     paper = Console(width=_UNLIMITED)
     needed = max([WIDTH_MIN, *(paper.measure(table).minimum for table in tables)])

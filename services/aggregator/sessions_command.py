@@ -45,11 +45,11 @@ def print_windows(store: StoreSchema, found: Sequence[StoredWindow], console: Co
     """Print the windows that `penstock sessions` has found as a table, with times in the format of `--from`."""
     table = Table(title=f"{store.name}: {len(found)} windows")
     names = [a.name for a in store.shown_aggregations()]
-    table.add_column("key", overflow="fold", max_width=COLUMN_WIDTH_MAX)
+    table.add_column("key", max_width=COLUMN_WIDTH_MAX)
     for name in ("start (UTC)", "end (UTC)", "status"):
         table.add_column(name, no_wrap=True)
     for name in names:
-        table.add_column(name, overflow="fold", max_width=COLUMN_WIDTH_MAX)
+        table.add_column(name, max_width=COLUMN_WIDTH_MAX)
     for one in found:
         times = map(utc_text, one[1:3])
         values = (json.dumps(one.results.get(name)) for name in names)

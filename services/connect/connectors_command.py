@@ -16,12 +16,11 @@ from urllib.parse import quote
 import httpx
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from penstock.services.command_line import run_app
 from penstock.services.connect.property_files import read_connector_file
-from penstock.services.terminal_tables import plain
+from penstock.services.terminal_tables import console_for, plain
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
@@ -57,7 +56,8 @@ def list_(url: Url = None, json: Json = False) -> None:
     if json:
         _print_response(connectors)
         return
-    Console().print(table_of(connectors))
+    table = table_of(connectors)
+    console_for(table).print(table)
 
 
 def table_of(connectors: dict[str, Any]) -> Table:

@@ -10,18 +10,16 @@ import asyncio
 import sys
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import aclosing
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from penstock.services.command_line import run_app
 from penstock.services.consumer.settings import DlqSettings
-from penstock.services.terminal_tables import plain
+from penstock.services.terminal_tables import console_for, plain
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.dead_letters.dead_letter_log import (
     DeadLetterEntry,
@@ -35,6 +33,7 @@ from penstock.shared.common import log, topic_names
 from penstock.shared.common.errors import UnknownTopicOrPartition
 from penstock.shared.common.records import coordinates_of
 from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.common.time_text import utc_text
 
 TEXT_MAX = 60
 """The most characters of a cell in the table; `--json` prints all of them."""
@@ -260,16 +259,16 @@ def _decode_bytes(data: bytes | None) -> str | None:
 
 
 def _print_table(entries: list[DeadLetterEntry]) -> None:
-    table = Table("source", "written", "stage", "exception", "message", "attempts", "group", "key", "replayed")
+    table = Table("source", "written (UTC)", "stage", "exception", "message", "attempts", "group", "key", "replayed")
     for entry in entries:
-        written = datetime.fromtimestamp(entry.written_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
+        written = utc_text(entry.written_ms)
         dead_letter = entry.dead_letter
         if dead_letter is None:
             table.add_row(f"({entry.topic_partition}@{entry.offset})", written, "", "", _dead_letter_cell(entry.fault))
             continue
         source = dead_letter.record
         table.add_row(
-            _dead_letter_cell(coordinates_of(source)),
+            plain(coordinates_of(source)),
             written,
             _dead_letter_cell(dead_letter.stage),
             _dead_letter_cell(dead_letter.exception),
@@ -279,7 +278,7 @@ def _print_table(entries: list[DeadLetterEntry]) -> None:
             _dead_letter_cell(_decode_bytes(source.key) or ""),
             "yes" if entry.replayed else "",
         )
-    Console().print(table)
+    console_for(table).print(table)
 
 
 def _dead_letter_cell(text: str) -> Text:

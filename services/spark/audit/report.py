@@ -259,7 +259,7 @@ def _differences_table(report: AuditReport) -> Table:
     table = Table(title="Differences (the first of each check)")
     table.add_column("check")
     table.add_column("partition", justify="right")
-    table.add_column("key")
+    table.add_column("key", overflow="fold")
     table.add_column("event time", justify="right")
     table.add_column("what differs", overflow="fold")
     for check in report.checks:

@@ -32,6 +32,20 @@ def test_foreign_text_is_printed_without_markup() -> None:
     assert "\x1b" not in output
 
 
+async def test_no_name_is_cut_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The names of connectors and workers continue on the next line. `restart` needs the whole name."""
+    monkeypatch.setenv("COLUMNS", "80")
+    name, worker = "orders-jdbc-sink" * 5, "connect-1.example.com:8083" * 2
+    connectors = {name: {"status": {"connector": {"state": "RUNNING", "worker_id": worker}}}}
+    async with serving(lambda _: (200, {}, msgspec.json.encode(connectors))) as server:
+        assert await asyncio.to_thread(main, ["list", "--url", server.url]) == 0
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    cells = ["".join(parts).replace(" ", "") for parts in zip(*rows, strict=True)]
+    assert (cells[1], cells[5]) == (name, worker)
+
+
 @pytest.mark.parametrize("data", [b"{", b'"\xff"', b"[" * 100_000])
 def test_offsets_that_are_not_json_are_an_error(
     data: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]

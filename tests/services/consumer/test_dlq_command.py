@@ -109,3 +109,22 @@ async def test_a_list_that_is_cut_reports_it(capsys: pytest.CaptureFixture[str])
                 arguments = ["list", "clicks", "--bootstrap-servers", servers, "--limit", limit, *more]
                 assert await asyncio.to_thread(main, arguments) == 0
                 assert ("only the first 1 are shown" in capsys.readouterr().err) is is_cut
+
+
+async def test_a_table_shows_all_coordinates_and_times(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No topic or offset is cut on a terminal of any width. A time beyond the calendar is shown in ms."""
+    monkeypatch.setenv("COLUMNS", "80")
+    source = ConsumerRecord("orders" * 20, 3, 123456, 1, b"k", b"v")
+    record = dead_letter_record("orders-dlq", DeadLetter(source, "process", "E", "", 1, "g"))
+    async with FakeCluster() as cluster:
+        cluster.create_topic("orders-dlq", configs={"message.timestamp.after.max.ms": str(10**15)})
+        servers = cluster.bootstrap_servers
+        async with Producer(KafkaSettings(bootstrap_servers=servers)) as producer:
+            await producer.send_and_wait(replace(record, timestamp=10**15))
+        assert await asyncio.to_thread(main, ["list", "orders-dlq", "--bootstrap-servers", servers]) == 0
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    cells = ["".join(parts).replace(" ", "") for parts in zip(*rows, strict=True)]
+    assert cells[1] == f"{'orders' * 20}-3@123456"
+    assert cells[2] == "1000000000000000"

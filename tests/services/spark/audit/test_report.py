@@ -15,7 +15,7 @@ from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, audit_
 
 
 def report(differences: int) -> AuditReport:
-    shown = [{"partition": 0, "key": "[red]", "at_ms": 5, "detail": "0..9: lost"}] * min(differences, 1)
+    shown = [{"partition": 0, "key": "[red]" + "é" * 100, "at_ms": 5, "detail": "0..9: lost"}] * min(differences, 1)
     checks = [AuditCheck("windows", "no session is split", differences, shown), AuditCheck("twice", "none", 0, [])]
     return AuditReport(
         9, 5 - differences, 1, 1, 1, 1, 0, 3, 1, 3, 1, checks, ["means: why"], ["grace: taken"], 2.5, "s"
@@ -24,7 +24,7 @@ def report(differences: int) -> AuditReport:
 
 @pytest.mark.parametrize("differences", [0, 3])
 def test_the_last_line_is_json(differences: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """One JSON object has the numbers and differences. Differences are listed with unchanged keys."""
+    """One JSON object has the numbers and differences. Differences are listed with unchanged, whole keys."""
     text = io.StringIO()
     print_report(report(differences), as_json=True, console=Console(file=text, width=120))
     output = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -33,6 +33,7 @@ def test_the_last_line_is_json(differences: int, capsys: pytest.CaptureFixture[s
     assert (output["records"], output["in_windows"], output["windows_closed"]) == (9, 5 - differences, 3)
     assert (output["skipped"], output["not_compared"]) == (1, ["means: why"])
     assert ("[red]" in text.getvalue()) is (differences > 0)
+    assert text.getvalue().count("é") == (100 if differences else 0)
     assert "not compared: means: why" in text.getvalue()
     assert "assumed: grace: taken" in text.getvalue()
 
