@@ -8,6 +8,10 @@ boolean only if JSON writes each of its values as the file does, apart from trai
 always text. For a record's time and for the order of rows, a column has the type that Spark infers. Hive's partition
 folders (`carrier=UA`) add columns to those in the files. Such a column is always text: `01` for `month=01`.
 
+The quotes of CSV are read as RFC 4180 defines them: a quote within quotes is doubled, and a backslash is a character
+like any other. Files that escape quotes with backslashes, such as those of Spark's own writer, need the reader option
+`escape=\\`.
+
 A key or value column of a binary type is used unchanged. A column of any other type is written as text, and a struct,
 an array or a map as JSON.
 """
@@ -57,7 +61,11 @@ DIGEST_CHARACTERS = 16
 DESTINATIONS_TRIED = 40
 MS_OF = {"s": Decimal(1000), "ms": Decimal(1), "us": Decimal("0.001"), "ns": Decimal("0.000001")}
 TEMPORAL = (DateType, TimestampType, TimestampNTZType)
-DEFAULTS = {"csv": {"header": "true", "inferschema": "true"}, "parquet": {"mergeschema": "true"}}
+DEFAULTS = {
+    # By default, Spark's escape character is a backslash, and doubled quotes stay in the text.
+    "csv": {"header": "true", "inferschema": "true", "escape": '"'},
+    "parquet": {"mergeschema": "true"},
+}
 PLAIN = (NumericType, BooleanType)
 NESTED = (StructType, ArrayType, MapType)
 MICROSECONDS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from datetime import datetime
@@ -117,7 +118,8 @@ def test_a_key_that_is_written_as_a_number_is_one(spark: Any, tmp_path: Path) ->
 
 
 def test_text_that_looks_like_another_type_stays_text(spark: Any, tmp_path: Path) -> None:
-    """Dates, times, signs, leading zeros, capitals and numbers that a double would round are kept.
+    """Dates, times, signs, leading zeros, capitals and numbers that a double would round are kept. Quotes and
+    backslashes are read as RFC 4180 defines it, also in a key.
 
     Other numbers and booleans in JSON's form get JSON's type.
     """
@@ -134,6 +136,8 @@ def test_text_that_looks_like_another_type_stays_text(spark: Any, tmp_path: Path
         "tiny": ("1e-999", "1.0"),
         "fraction": ("0.1234567890123456789", "0.5"),
         "mixed": ("12345678901234567.5", "0.5"),
+        "quote": ('"say ""hi"" now"', '"""C:\\dir\\"", he said"'),
+        "slash": ('"C:\\dir\\"', "C:\\dir"),
     }
     numbers = {
         "power": ("1e5", "2"),
@@ -147,10 +151,13 @@ def test_text_that_looks_like_another_type_stays_text(spark: Any, tmp_path: Path
     texts = columns | numbers
     rows = [",".join(texts[name][i] for name in texts) + f",{i}" for i in (0, 1)]
     text = "\n".join([",".join([*texts, "ms"]), *rows, ""])
-    found = [json.loads(value) for _, value in records(spark, tmp_path / "f.csv", text, format="csv")]
+    keys, values = zip(*records(spark, tmp_path / "f.csv", text, format="csv", key_column="quote"), strict=True)
+    found = [json.loads(value) for value in values]
+    written = list(csv.DictReader(text.splitlines()))
     assert [{name: row[name] for name in columns} for row in found] == [
-        {name: values[i] for name, values in columns.items()} for i in (0, 1)
+        {name: row[name] for name in columns} for row in written
     ]
+    assert keys == tuple(row["quote"] for row in written)
     assert [[row[name] for name in numbers] for row in found] == [
         [1e5, 1.1, True, -5, 0.30000000000000004, 1002003004005, None],
         [2, -0.25, False, 0, 0, 0.001, "NaN"],
