@@ -46,8 +46,6 @@ WAIT_SHARE = 0.5
 
 SEGMENTS = 8
 """The approximate number of segments of the topic of keys. Kafka deletes expired records by segment."""
-FENCED_RETRIES = 2
-"""How often one request acquires a partition again after another service acquired it."""
 
 
 class KafkaTransactor:
@@ -163,14 +161,23 @@ class KafkaTransactor:
     ) -> tuple[StoredResponse, bool]:
         partitions = await self._key_partitions()
         partition = partitions[int.from_bytes(key.digest[:8], "big") % len(partitions)]
-        for _ in range(FENCED_RETRIES):
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.ack_timeout_ms / 1000
+        maybe_written = False
+        # If another service acquires the partition of keys meanwhile, the request is repeated, also if its commit was
+        # fenced: each attempt looks the key up before it sends the records.
+        while True:
             try:
-                return await partition.store(key, records, make_response, begun)
-            except ProducerFenced as e:
-                if e.maybe_written:
+                response, is_known = await partition.store(key, records, make_response, begun)
+            except PenstockError as e:
+                maybe_written |= e.maybe_written
+                e.maybe_written = maybe_written
+                if not isinstance(e, ProducerFenced) or loop.time() >= deadline:
                     raise
                 log.warning("another service acquired the partition of keys", partition=partition.number)
-        return await partition.store(key, records, make_response, begun)
+            else:
+                # A key that is known after a fenced commit is that of this request.
+                return response, is_known and not maybe_written
 
     async def _key_partitions(self) -> list[KeyedTransactions]:
         async with self._opening:

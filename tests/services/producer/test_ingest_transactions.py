@@ -15,9 +15,9 @@ from penstock.services.producer.ingest_transactions import KafkaTransactor, Keye
 from penstock.services.producer.settings import DEFAULT_KAFKA
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.errors import KafkaTimeout, PenstockError, RecordTooLarge
+from penstock.shared.common.errors import AuthorizationFailed, KafkaTimeout, PenstockError, RecordTooLarge
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
-from penstock.shared.testing.fake_broker import Api, FakeCluster, Request
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Request
 from tests.virtual_time import let_pass, run
 
 ACKS_ALL = -1
@@ -74,6 +74,43 @@ async def test_a_transaction_after_a_long_pause_is_stored(is_keyed: bool) -> Non
             await send(b"2")
             await transactor.close(20_000)
         assert [record.value for record in cluster.records("clicks")] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(("fenced", "is_committed"), [(5, False), (1, True)])
+async def test_a_keyed_transaction_that_is_fenced_is_stored_once(fenced: int, is_committed: bool) -> None:
+    """A request is repeated after other services acquired its partition of keys, also if its commit was fenced."""
+    async with FakeCluster() as cluster, asyncio.timeout(30):
+        cluster.create_topic("clicks")
+        kafka = DEFAULT_KAFKA.model_copy(update={"bootstrap_servers": cluster.bootstrap_servers})
+        cluster.control(Api.END_TXN, Fail(ErrorCode.PRODUCER_FENCED, handled=is_committed), times=fenced)
+        async with Admin(kafka) as admin:
+            transactor = KafkaTransactor(kafka, ProducerSettings(), IngestSettings(idempotency_partitions=1), admin)
+            key = IdempotencyKey(b"k" * 32, b"f" * 32)
+            records = [ProducerRecord("clicks", b"{}")]
+            found = await transactor.send_keyed(key, records, lambda _: StoredResponse(200, b""))
+            await transactor.close(20_000)
+        assert found == (StoredResponse(200, b""), False)
+        assert len(cluster.records("clicks")) == 1
+
+
+async def test_a_fenced_commit_stays_unknown_if_the_key_cannot_be_looked_up() -> None:
+    """If the request cannot be repeated after its commit was fenced, the error says that it may be stored."""
+    async with FakeCluster() as cluster, asyncio.timeout(30):
+        cluster.create_topic("clicks")
+        kafka = DEFAULT_KAFKA.model_copy(update={"bootstrap_servers": cluster.bootstrap_servers})
+
+        def fence(_: Request) -> Fail:
+            cluster.control(Api.INIT_PRODUCER_ID, Fail(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
+            return Fail(ErrorCode.PRODUCER_FENCED, handled=True)
+
+        cluster.control(Api.END_TXN, fence)
+        async with Admin(kafka) as admin:
+            transactor = KafkaTransactor(kafka, ProducerSettings(), IngestSettings(idempotency_partitions=1), admin)
+            key = IdempotencyKey(b"k" * 32, b"f" * 32)
+            with pytest.raises(AuthorizationFailed) as failed:
+                await transactor.send_keyed(key, [ProducerRecord("clicks", b"{}")], lambda _: StoredResponse(200, b""))
+            await transactor.close(20_000)
+        assert failed.value.maybe_written
 
 
 async def test_a_transaction_with_a_rejected_record_is_not_repeated() -> None:
