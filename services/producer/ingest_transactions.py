@@ -19,13 +19,15 @@ from penstock.api.ingest.atomic import IdempotencyKey, MakeResponse, StoredRespo
 from penstock.api.ingest.result import Outcome
 from penstock.api.settings import IngestSettings
 from penstock.services.producer.stored_keys import StoredKeys, encode_stored_key
-from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.admin import Admin, NewTopic, describe_configs_if_authorized
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.clients.producer.settings import IN_FLIGHT_MAX_FOR_IDEMPOTENCE
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
+    AuthorizationFailed,
     FatalError,
+    InvalidRequest,
     KafkaTimeout,
     PenstockError,
     ProducerFenced,
@@ -188,12 +190,31 @@ class KafkaTransactor:
                 configs = {"retention.ms": str(ttl_ms), "segment.ms": str(max(60_000, ttl_ms // SEGMENTS))}
                 new = NewTopic(topic, settings.idempotency_partitions, configs=configs)
                 await self._admin.create_topics([new], exist_ok=True)
+                await self._raise_retention()
                 description = (await self._admin.describe_topics([topic]))[topic]
                 self._partitions = [
                     KeyedTransactions(self._kafka, self._admin, settings, p.partition, self._open_owner)
                     for p in description.partitions
                 ]
             return self._partitions
+
+    async def _raise_retention(self) -> None:
+        """Raise the retention of an existing topic of keys to `idempotency_ttl_ms`. A longer retention remains."""
+        topic = self._settings.idempotency_topic
+        ttl_ms = self._settings.idempotency_ttl_ms
+        retention_ms = int((await describe_configs_if_authorized(self._admin, topic)).get("retention.ms") or -1)
+        if not 0 <= retention_ms < ttl_ms:
+            return
+        try:
+            await self._admin.alter_configs(topic, {"retention.ms": str(ttl_ms)})
+        except (AuthorizationFailed, InvalidRequest) as e:
+            log.error(
+                "Kafka deletes keys before idempotency_ttl_ms: repeated requests may be stored twice",
+                topic=topic,
+                retention_ms=retention_ms,
+                idempotency_ttl_ms=ttl_ms,
+                reason=str(e),
+            )
 
     async def _open_owner(self, number: int) -> Producer:
         return await self._open_producer(f"{self._settings.idempotency_topic}-{number}")

@@ -113,6 +113,21 @@ async def test_a_fenced_commit_stays_unknown_if_the_key_cannot_be_looked_up() ->
         assert failed.value.maybe_written
 
 
+@pytest.mark.parametrize(("held_ms", "kept_ms"), [(1_000, 2_000), (3_000, 3_000), (-1, -1)])
+async def test_an_existing_topic_of_keys_keeps_them_for_their_ttl(held_ms: int, kept_ms: int) -> None:
+    """If the topic's retention is shorter than `idempotency_ttl_ms`, it is raised. A longer one remains."""
+    settings = IngestSettings(idempotency_ttl_ms=2_000)
+    topic = settings.idempotency_topic
+    async with FakeCluster() as cluster, asyncio.timeout(30):
+        cluster.create_topic("clicks")
+        cluster.create_topic(topic, configs={"retention.ms": str(held_ms)})
+        kafka = DEFAULT_KAFKA.model_copy(update={"bootstrap_servers": cluster.bootstrap_servers})
+        async with Admin(kafka) as admin:
+            transactor = KafkaTransactor(kafka, ProducerSettings(), settings, admin)
+            await transactor._key_partitions()
+            assert (await admin.describe_configs(topic))["retention.ms"] == str(kept_ms)
+
+
 async def test_a_transaction_with_a_rejected_record_is_not_repeated() -> None:
     """The error of a rejected record is raised, although an earlier record failed with the transaction."""
     async with FakeCluster() as cluster, asyncio.timeout(30):
