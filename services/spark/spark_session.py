@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -100,7 +101,14 @@ def connector_jars(wanted: JarSet = SPARK_JARS) -> list[Path]:
     """Return the jars of the connectors for a Spark session. Download them if this user lacks them."""
     folder = cache_root() / wanted.folder
     if missing_jars(wanted):
-        asyncio.run(fetch_jars(wanted))
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run(fetch_jars(wanted))
+        else:
+            # This thread runs an event loop, as that of a notebook does, and cannot run a second one.
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(asyncio.run, fetch_jars(wanted)).result()
     return sorted(folder / jar.name for jar in wanted.jars)
 
 

@@ -79,6 +79,18 @@ def test_given_settings_win_and_java_options_add_up(tmp_path: Path, monkeypatch:
     assert spark.LOCAL_JAVA_OPTIONS not in cluster[spark.JAVA_OPTIONS]
 
 
+async def test_missing_jars_are_downloaded_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session can download its jars although an event loop runs, as it does in a notebook."""
+    fetched: list[str] = []
+
+    async def fetch(jars: JarSet) -> None:
+        fetched.extend(cached(jars))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(spark, "fetch_jars", fetch)
+    assert list(map(str, spark.connector_jars())) == fetched
+
+
 def test_days_are_those_of_utc() -> None:
     """Jobs and the aggregator reject another session time zone by the setting's name."""
     zone = "spark.sql.session.timeZone"
