@@ -108,7 +108,7 @@ class BatchJob:
         self.spark = spark
         self.settings = settings
         self.log = log
-        self.streams = settings.streams()
+        self.task_options = TaskOptions(settings, str(Path.cwd()))
         self.failed = FailedSteps()
         """The failed steps after the commits of all compactions of the last batch."""
         self.topology = load_topology(settings.topology, settings.topology_options).of_application(settings.application)
@@ -158,7 +158,7 @@ class BatchJob:
             # long, so check again that no live instance has started.
             self._compact_changelog(with_hook=False)
             self._wait_for_kafka(self._require_no_live_instances())
-        partitions = asyncio.run(prepare_topics(settings.kafka, self.streams, self.topology, SYSTEM_CLOCK))
+        partitions = asyncio.run(prepare_topics(settings.kafka, settings.streams(), self.topology, SYSTEM_CLOCK))
         held = topic_offsets(settings.kafka, self.topology.source_topics(), settings.kafka_timeout_ms)
         state = delta_tables.open_table(f"{settings.folder}/{STATE}", settings.storage_options)
         rows = {} if state is None else progress_rows(state)
@@ -228,19 +228,6 @@ class BatchJob:
 
     # --- run ---
 
-    def _task_options(self) -> TaskOptions:
-        settings = self.settings
-        return TaskOptions(
-            kafka=settings.kafka,
-            streams=self.streams,
-            log=settings.log,
-            topology=settings.topology,
-            topology_options=settings.topology_options,
-            folder=str(Path.cwd()),
-            commit_records=settings.commit_records,
-            commit_bytes=settings.commit_bytes,
-        )
-
     def _run_ranges(self, partitions: int, ranges: list[PartitionRange]) -> list[TaskResult]:
         if not ranges:
             self.log("nothing new")
@@ -248,7 +235,7 @@ class BatchJob:
         self.log(f"reading {len(ranges)} of {partitions} partitions")
         encoded = [msgspec.msgpack.encode(one) for one in ranges]
         # One Spark task for each partition, so that a retry repeats one partition only.
-        rdd = self.spark.sparkContext.parallelize(encoded, len(encoded)).flatMap(run_topics(self._task_options()))
+        rdd = self.spark.sparkContext.parallelize(encoded, len(encoded)).flatMap(run_topics(self.task_options))
         return [msgspec.msgpack.decode(one, type=TaskResult) for one in rdd.collect()]
 
     def _run_files(
@@ -266,10 +253,10 @@ class BatchJob:
         # Until all files are read, each partition's progress must say so: otherwise a live instance, or a batch over a
         # topic, would begin a partition that has no commit yet without its history.
         if new := [p for p in range(partitions) if p not in known]:
-            begin = begin_files(self._task_options(), source)
+            begin = begin_files(self.task_options, source)
             begun = self.spark.sparkContext.parallelize(new, len(new)).flatMap(begin).collect()
             self._require_done([msgspec.msgpack.decode(one, type=TaskResult) for one in begun])
-        found = rows.mapInArrow(run_files(self._task_options(), source), "outcome binary").collect()
+        found = rows.mapInArrow(run_files(self.task_options, source), "outcome binary").collect()
         results = [msgspec.msgpack.decode(bytes(row.outcome), type=TaskResult) for row in found]
         return [one for one in results if one.partition not in done]
 

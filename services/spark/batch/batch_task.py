@@ -29,6 +29,7 @@ import pyarrow as pa
 from prometheus_client import CollectorRegistry
 from pyspark import TaskContext
 
+from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.errors import TaskFailure
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
@@ -46,13 +47,12 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.log import configure
 from penstock.shared.common.records import Columns, GroupMetadata, TopicPartition
-from penstock.shared.common.settings import KafkaSettings, LogSettings
+from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import BatchInput, require_whole_input
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition, LogReplaced
 from penstock.shared.streams.runtime.changelog_topic import changelog_consumer
 from penstock.shared.streams.runtime.source_positions import SourcePositions
 from penstock.shared.streams.runtime.stream_task_factory import StreamTaskFactory
-from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.inputs import TaskInputs, process_input_records
 from penstock.shared.streams.task.metrics import Totals
 from penstock.shared.streams.task.stream_task import StreamTask
@@ -72,14 +72,8 @@ STABLE_MS_MAX = 10_000
 class TaskOptions(NamedTuple):
     """The options of all tasks of a batch. `folder` is added to Python's path, for the topology's module."""
 
-    kafka: KafkaSettings
-    streams: StreamsSettings
-    log: LogSettings
-    topology: str
-    topology_options: Mapping[str, str]
+    settings: BatchSettings
     folder: str
-    commit_records: int
-    commit_bytes: int
 
 
 class PartitionRange(msgspec.Struct, frozen=True):
@@ -181,15 +175,16 @@ Work = Callable[["PartitionBatch"], Any]
 
 
 def _run_task(options: TaskOptions, partition: int, work: Work) -> TaskResult:
-    configure(options.log, "batch")
+    configure(options.settings.log, "batch")
     return asyncio.run(_run_partition_batch(options, partition, work))
 
 
 async def _run_partition_batch(options: TaskOptions, partition: int, work: Work) -> TaskResult:
-    group = options.streams.application_id
+    kafka = options.settings.kafka
+    group = options.settings.application
     try:
         # Before the takeover, since it would fence a live instance that works correctly.
-        await require_no_members(options.kafka, group)
+        await require_no_members(kafka, group)
         async with PartitionBatch(options, partition).owned() as batch:
             await work(batch)
             return batch.result()
@@ -201,7 +196,7 @@ async def _run_partition_batch(options: TaskOptions, partition: int, work: Work)
     #    then Spark may attempt the task again.
     except (*PRODUCER_LOST, LogReplaced) as e:
         try:
-            await require_no_members(options.kafka, group)
+            await require_no_members(kafka, group)
         except GroupHasMembers as members:
             return TaskResult(partition, fenced=f"{members} ({e})")
         raise
@@ -218,17 +213,18 @@ class PartitionBatch:
     """A batch's task for one partition, from its takeover to its last commit."""
 
     def __init__(self, options: TaskOptions, partition: int) -> None:
-        self._options = options
-        self._streams = options.streams
+        settings = options.settings
+        self._settings = settings
+        self._streams = settings.streams()
         self._partition = partition
-        topology = load_topology(options.topology, options.topology_options, options.folder)
+        topology = load_topology(settings.topology, settings.topology_options, options.folder)
         self._topology = topology.of_application(self._streams.application_id)
         self._registry = CollectorRegistry()
         self._task_factory = StreamTaskFactory(self._streams, self._topology, SYSTEM_CLOCK, self._registry)
         context = TaskContext.get()
         attempt = 0 if context is None else context.attemptNumber()
         instance = f"batch-{socket.gethostname()}-{os.getpid()}-{attempt}"
-        self._changelog = ChangelogPartition(options.kafka, self._streams, partition, instance)
+        self._changelog = ChangelogPartition(settings.kafka, self._streams, partition, instance)
         self._group = GroupMetadata(self._streams.application_id)
         self._task: StreamTask
         self._committed = -1
@@ -270,10 +266,10 @@ class PartitionBatch:
         # If a batch over files did not finish, records of the topic would come before the rest of the history.
         require_whole_input(task.application, self._partition, task.input)
         partitions = {topic: TopicPartition(topic, self._partition) for topic in self._topology.source_topics()}
-        reads = min(POLL_RECORDS, self._options.commit_records)
-        async with Consumer(self._options.kafka, _task_consumer_settings(self._streams.application_id)) as consumer:
+        reads = min(POLL_RECORDS, self._settings.commit_records)
+        async with Consumer(self._settings.kafka, _task_consumer_settings(self._streams.application_id)) as consumer:
             consumer.assign(partitions.values())
-            positions = SourcePositions(self._options.kafka, self._streams, self._registry)
+            positions = SourcePositions(self._settings.kafka, self._streams, self._registry)
             await positions.find(task, consumer, partitions.values())
             for topic, at in partitions.items():
                 consumer.seek(at, task.sources[topic])
@@ -303,7 +299,8 @@ class PartitionBatch:
                     raise KafkaTimeout(
                         f"partition {self._partition}: no record came for {IDLE_MS_MAX} ms; still to read: {left}"
                     )
-                await self._commit_if_due()
+                if self._is_commit_due():
+                    await self._commit_task()
             # The offsets before the end may be transaction markers or aborted records. Commit the end itself, or each
             # later batch would find something to read.
             for topic in partitions:
@@ -331,7 +328,7 @@ class PartitionBatch:
             # committed ones.
             columns = columns[max(0, reached - (row - len(columns))) :]
             while len(columns):
-                part = columns[: max(1, self._options.commit_records - self._records)]
+                part = columns[: max(1, self._settings.commit_records - self._records)]
                 process_input_records(task, part, SYSTEM_CLOCK.now_ms())
                 columns = columns[len(part) :]
                 self._count_records(part)
@@ -370,11 +367,7 @@ class PartitionBatch:
         self._bytes += int(columns.sizes().sum())
 
     def _is_commit_due(self) -> bool:
-        return self._records >= self._options.commit_records or self._bytes >= self._options.commit_bytes
-
-    async def _commit_if_due(self) -> None:
-        if self._is_commit_due():
-            await self._commit_task()
+        return self._records >= self._settings.commit_records or self._bytes >= self._settings.commit_bytes
 
     async def _commit_task(self) -> None:
         self._records = 0
@@ -394,7 +387,7 @@ class PartitionBatch:
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + STABLE_MS_MAX
         if self._committed < 0:
             return
-        async with changelog_consumer(self._options.kafka) as consumer:
+        async with changelog_consumer(self._settings.kafka) as consumer:
             consumer.assign([at])
             # Under `read_committed` the end offset is the last stable one: it stays before a transaction until its
             # marker is written.

@@ -24,6 +24,7 @@ from penstock.services.spark.batch.batch import (
 from penstock.services.spark.batch.batch_task import (
     FileInput,
     PartitionRange,
+    TaskOptions,
     TaskResult,
     first_row_to_read,
     record_columns,
@@ -46,7 +47,6 @@ from penstock.shared.common.errors import (
     TransactionAborted,
 )
 from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
-from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import BatchInput, Progress
 from penstock.shared.streams.dsl.builder import StreamsBuilder
@@ -197,6 +197,7 @@ def test_a_summary_adds_up() -> None:
     assert found[:7] == (2, 20, 8, 2, 4, 6, 4)
 
 
+OPTIONS = TaskOptions(BatchSettings(application="app", lake="lake", topology="a:b"), "")
 SOURCE = FileInput("aa", "in", {"in": {0: 5}}, {"in": "id"}, ())
 
 
@@ -207,8 +208,7 @@ async def test_source_records_are_deleted_while_a_task_reads_them(monkeypatch: p
         raise OffsetOutOfRange("in-3: offset 5")
 
     monkeypatch.setattr(batch_task, "require_no_members", deleted)
-    options: Any = SimpleNamespace(kafka=KafkaSettings(), streams=SimpleNamespace(application_id="app"))
-    result = await batch_task._run_partition_batch(options, 3, deleted)
+    result = await batch_task._run_partition_batch(OPTIONS, 3, deleted)
     assert result.failure is not None
     error = result.failure.to_error("partition 3: ")
     assert type(error) is SourceOffsetsMissing
@@ -246,12 +246,11 @@ async def test_spark_retries_a_task_if_that_can_help(
 
     monkeypatch.setattr(batch_task, "require_no_members", no_members)
     monkeypatch.setattr(batch_task, "PartitionBatch", lambda options, partition: SimpleNamespace(owned=owned))
-    options: Any = SimpleNamespace(kafka=KafkaSettings(), streams=SimpleNamespace(application_id="app"))
     if is_retried:
         with pytest.raises(type(error)):
-            await batch_task._run_partition_batch(options, 3, fail)
+            await batch_task._run_partition_batch(OPTIONS, 3, fail)
     else:
-        result = await batch_task._run_partition_batch(options, 3, fail)
+        result = await batch_task._run_partition_batch(OPTIONS, 3, fail)
         assert result.failure is not None
         assert type(result.failure.to_error()) is type(error)
 
@@ -300,8 +299,8 @@ async def test_only_time_that_a_task_waits_for_records_is_limited(
     builder = StreamsBuilder()
     builder.stream("in").peek(lambda record: clock.advance(2 * batch_task.IDLE_MS_MAX)).to("out")
     of = object.__new__(batch_task.PartitionBatch)
-    of._options = cast(Any, SimpleNamespace(commit_records=10, commit_bytes=1_000, kafka=KafkaSettings()))
-    of._streams = cast(Any, SimpleNamespace(application_id="app"))
+    of._settings = OPTIONS.settings.model_copy(update={"commit_records": 10, "commit_bytes": 1_000})
+    of._streams = OPTIONS.settings.streams()
     of._registry = CollectorRegistry()
     of._partition = of._records = of._bytes = of._read = 0
     of._topology = builder.build()
