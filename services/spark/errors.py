@@ -16,7 +16,6 @@ from penstock.shared.common import errors
 from penstock.shared.common.errors import ChangelogHole, ConfigError, FatalError, PenstockError
 
 _DATA_LOSS = ("KafkaDataLoss", "data may have been lost", "OffsetOutOfRangeException", "Some data may have been lost")
-_OVERFLOW = "long overflow"
 _TASK_FAILED = "Job aborted due to stage failure"
 _NO_CONNECTOR = "No FileSystem for scheme"
 _UNUSABLE = ("Mkdirs failed", "Permission denied", "AccessDenied", "No space left")
@@ -62,12 +61,6 @@ def translated(error: Exception) -> PenstockError:
         return _worker_error(*found.groups())
     if any(name in text for name in _DATA_LOSS):
         return ChangelogHole(f"records went missing while they were read: {first_line(error)}")
-    if _OVERFLOW in text:
-        return SparkFailed(
-            "a record's timestamp is later than Spark's Kafka source can read. Were nanoseconds sent as milliseconds? "
-            "To find it: kafka-get-offsets.sh --topic <topic> --time 9223372036854776 "
-            f"({first_line(error)})"
-        )
     if _NO_CONNECTOR in text:
         return ConfigError(
             f"lake: {last_cause(error)}. Folders and s3:// need no connector; for other storage add its Hadoop "

@@ -96,7 +96,6 @@ def test_a_folder_that_a_task_may_not_write_is_named() -> None:
         ),
         ("…\npenstock.shared.common.errors.KafkaTimeout: log-3: reading", KafkaTimeout, "log-3: reading"),
         ("Some data may have been lost because they are not available", ChangelogHole, "went missing"),
-        ("java.lang.ArithmeticException: long overflow\n at x", SparkFailed, "a record's timestamp is later"),
         ("\n  java.lang.OutOfMemoryError: heap\n at x", SparkFailed, "java.lang.OutOfMemoryError: heap"),
         ('No FileSystem for scheme "gs"', ConfigError, 'lake: No FileSystem for scheme "gs". Folders and s3:// need'),
         (
