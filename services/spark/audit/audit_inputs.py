@@ -112,9 +112,8 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
         is_null = F.col("value").cast("string").rlike(r"^[ \t\r\n]*null[ \t\r\n]*\z")
         records = records.withColumn("key", F.when(~is_null, F.col("key")))
     records = parsed(records, store, in_sample(settings.sample)).persist()
-    beyond = count_records(
-        spark, settings.kafka, store.source, _higher_offsets(source.earliest, covered), source.latest
-    )
+    start = {p: max(earliest, covered[p]) for p, earliest in source.earliest.items()}
+    beyond = count_records(spark, settings.kafka, store.source, start, source.latest)
     not_compared: list[str] = []
     assumed = [f"the grace of {store.grace_ms} ms was in force for all records"]
     late = read_late_records(found, store, source.earliest).persist()
@@ -352,7 +351,3 @@ def require_readable(settings: AuditSettings, held: TopicOffsets) -> None:
             f"{coordinates}: the first record whose timestamp Spark's Kafka source cannot read, since it lies after "
             "the year 294246: were nanoseconds sent as milliseconds? Nothing was compared"
         )
-
-
-def _higher_offsets(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
-    return {partition: max(offset, other.get(partition, 0)) for partition, offset in one.items()}

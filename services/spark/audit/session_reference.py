@@ -5,7 +5,10 @@ Spark sums the sessions' values. Each record comes with the close time when it a
 close time is closed. Example: with a gap of 10 and no grace period, the close times of records at 0, 8 and 25 are -10,
 -2 and 15. After them, a record at 12 is late. A record at 16 is not late and joins [25, 25]:
 
->>> assign([(0, 0, -10), (1, 8, -2), (2, 25, 15), (3, 12, 15), (4, 16, 15)], 10)
+>>> sessions = OpenSessions(10)
+>>> records = [(0, 0, -10), (1, 8, -2), (2, 25, 15), (3, 12, 15), (4, 16, 15)]
+>>> assigned = [one for record in records for one in sessions.take(*record)]
+>>> sorted([*assigned, *sessions.close()])
 [(0, 0, 8), (1, 0, 8), (2, 16, 25), (3, None, None), (4, 16, 25)]
 """
 
@@ -76,19 +79,6 @@ class OpenSessions:
             for offset in members:
                 yield offset, start, end
         del self._starts[:count], self._ends[:count], self._members[:count]
-
-
-def assign(records: Iterable[tuple[int, int, int]], gap_ms: int) -> list[Assigned]:
-    """Return one key's records as (offset, start, end), ordered by offset.
-
-    Start and end are those of the record's session; they are None for a late record. `records` are (offset, time, close
-    time when the record arrived), in the order of arrival.
-    """
-    sessions = OpenSessions(gap_ms)
-    assigned = list[Assigned]()
-    for record in records:
-        assigned.extend(sessions.take(*record))
-    return sorted([*assigned, *sessions.close()], key=lambda one: one[0])
 
 
 def assign_sessions(records: DataFrame, gap_ms: int) -> DataFrame:

@@ -10,11 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.services.spark.audit.session_reference import Assigned, assign, replay
+from penstock.services.spark.audit.session_reference import Assigned, OpenSessions, replay
 from tests.property_tests import examples
 
 GAP_MS = 10
 LONG_SECONDS_MAX = 20  # CPU; usually a second, while a quadratic algorithm takes half an hour
+
+
+def assign(records: list[tuple[int, int, int]]) -> list[Assigned]:
+    """One key's records with their sessions, by offset. `records` are (offset, time, close time when it arrived)."""
+    sessions = OpenSessions(GAP_MS)
+    assigned = [one for record in records for one in sessions.take(*record)]
+    return sorted([*assigned, *sessions.close()])
 
 
 def by_the_rule(records: list[tuple[int, int, int]]) -> list[Assigned]:
@@ -42,7 +49,7 @@ def test_every_record_is_where_the_rule_has_it(times: list[int], behind: int) ->
     """
     close = [highest - behind for highest in itertools.accumulate(times, max)]
     records = list(zip(range(len(times)), times, close, strict=True))
-    assert assign(records, GAP_MS) == by_the_rule(records)
+    assert assign(records) == by_the_rule(records)
 
 
 @pytest.mark.parametrize("step", [1, -1, 7919])
@@ -51,7 +58,7 @@ def test_a_long_session_takes_no_longer_a_record(step: int) -> None:
     number = 250_000
     times = [i * step % number * GAP_MS for i in range(number)]
     begun = process_time()
-    assigned = assign([(i, at, -(10**6)) for i, at in enumerate(times)], GAP_MS)
+    assigned = assign([(i, at, -(10**6)) for i, at in enumerate(times)])
     assert process_time() - begun < LONG_SECONDS_MAX
     assert {(start, end) for _, start, end in assigned} == {(0, (number - 1) * GAP_MS)}
 
@@ -63,7 +70,7 @@ def test_without_closing_sessions_are_the_runs_of_sorted_times(times: list[int])
     ordered = sorted(times)
     cuts = [0, *(i for i, (a, b) in enumerate(itertools.pairwise(ordered), 1) if b - a > GAP_MS), len(ordered)]
     runs = {(ordered[a], ordered[b - 1]) for a, b in itertools.pairwise(cuts)}
-    assigned = assign([(offset, time, -(10**6)) for offset, time in enumerate(times)], GAP_MS)
+    assigned = assign([(offset, time, -(10**6)) for offset, time in enumerate(times)])
     assert {(start, end) for _, start, end in assigned} == runs
     assert [offset for offset, _, _ in assigned] == list(range(len(times)))
 
@@ -74,11 +81,11 @@ def test_a_late_record_is_one_that_can_only_reach_closed_sessions(times: list[in
     """A record above the close time is never late. A late record does not change the sessions of the others."""
     close = [highest - GAP_MS for highest in itertools.accumulate(times, max)]
     records = list(zip(range(len(times)), times, close, strict=True))
-    assigned = assign(records, GAP_MS)
+    assigned = assign(records)
     late = {offset for offset, start, _ in assigned if start is None}
     assert all(times[offset] < close[offset] for offset in late)
     kept = [record for record in records if record[0] not in late]
-    assert assign(kept, GAP_MS) == [p for p in assigned if p[0] not in late]
+    assert assign(kept) == [p for p in assigned if p[0] not in late]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 80)), max_size=25), st.integers(1, 30))
@@ -102,7 +109,7 @@ def test_replay_returns_one_row_per_record(records: list[tuple[str, int]], rows:
     for p in (0, 1):
         for key in "abc":
             own = [(i, at, highest[i]) for i, (name, at) in enumerate(records) if name == key]
-            expected += [(p, *assigned) for assigned in assign(own, GAP_MS)]
+            expected += [(p, *assigned) for assigned in assign(own)]
     assigned = [tuple(row.values()) for batch in found for row in batch.to_pylist()]
     assert sorted(assigned) == sorted(expected)
     assert {batch.schema for batch in found} == {found[0].schema}
