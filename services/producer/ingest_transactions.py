@@ -143,7 +143,11 @@ class KafkaTransactor:
     async def _store_atomically(self, records: Sequence[ProducerRecord], begun: asyncio.Event) -> Sequence[Outcome]:
         async with self._slots:
             begun.set()
-            producer = self._idle.pop() if self._idle else await self._new_producer()
+            if self._idle:
+                producer = self._idle.pop()
+            else:
+                self._opened += 1
+                producer = await self._open_producer(f"{self._name}-{self._opened}")
             try:
                 result = await send_in_transaction(producer, records)
             except BaseException:
@@ -153,10 +157,6 @@ class KafkaTransactor:
             if isinstance(result, PenstockError):
                 raise result
             return result
-
-    async def _new_producer(self) -> Producer:
-        self._opened += 1
-        return await self._open_producer(f"{self._name}-{self._opened}")
 
     async def _store_with_key(
         self, key: IdempotencyKey, records: Sequence[ProducerRecord], make_response: MakeResponse, begun: asyncio.Event
@@ -193,7 +193,7 @@ class KafkaTransactor:
                 await self._raise_retention()
                 description = (await self._admin.describe_topics([topic]))[topic]
                 self._partitions = [
-                    KeyedTransactions(self._kafka, self._admin, settings, p.partition, self._open_owner)
+                    KeyedTransactions(self._kafka, self._admin, settings, p.partition, self._open_producer)
                     for p in description.partitions
                 ]
             return self._partitions
@@ -215,9 +215,6 @@ class KafkaTransactor:
                 idempotency_ttl_ms=ttl_ms,
                 reason=str(e),
             )
-
-    async def _open_owner(self, number: int) -> Producer:
-        return await self._open_producer(f"{self._settings.idempotency_topic}-{number}")
 
     async def _open_producer(self, transactional_id: str) -> Producer:
         """Return a producer that owns the transactional id. The previous owner is fenced."""
@@ -245,12 +242,12 @@ class KeyedTransactions:
         admin: Admin,
         settings: IngestSettings,
         number: int,
-        open_owner: Callable[[int], Awaitable[Producer]],
+        open_producer: Callable[[str], Awaitable[Producer]],
     ) -> None:
         self.number = number
         self._kafka = kafka
         self._admin = admin
-        self._open_owner = open_owner
+        self._open_producer = open_producer
         self._tp = TopicPartition(settings.idempotency_topic, number)
         self._keys = StoredKeys(
             settings.idempotency_ttl_ms, settings.max_idempotency_keys, settings.max_idempotency_bytes
@@ -304,7 +301,7 @@ class KeyedTransactions:
         Returns the producer of its transactions.
         """
         # This ends an open transaction of the previous owner. So reading then shows whether its key is stored.
-        producer = await self._open_owner(self.number)
+        producer = await self._open_producer(f"{self._tp.topic}-{self.number}")
         try:
             await self._read_keys_to_end()
         except BaseException:

@@ -172,7 +172,7 @@ def test_a_request_that_waits_too_long_for_its_turn_is_not_stored_later(is_keyed
     """A request whose time is over before its transaction has begun is dropped, and the error says that nothing is
     stored. The same holds for a request that is cancelled."""
 
-    async def never_open(_: int) -> Producer:
+    async def never_open(_: str) -> Producer:
         pytest.fail("the transaction has begun")
 
     async def wait() -> None:
