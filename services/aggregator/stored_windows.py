@@ -8,7 +8,6 @@ looked up in all partitions, so a query need not name the partition.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -50,47 +49,12 @@ class StoredWindow(NamedTuple):
     end_ms: int
     status: str
     results: dict[str, Any]
-    key: str | bytes = ""
+    key: str | bytes
 
     @property
     def position(self) -> WindowPosition:
         """The position of this stored window in the order of all windows."""
         return WindowPosition(self.start_ms, self.end_ms, self.partition, raw_key(self.key))
-
-
-def stored_windows_of_key(
-    partition: int,
-    store: StoreSchema,
-    live: Sequence[dict[str, Any]],
-    changes: Sequence[TailChange],
-    reach: tuple[int, int],
-    open_from_ms: int,
-) -> list[StoredWindow]:
-    """Return a key's stored windows in a partition that overlap `reach`: open ones, and those that the tail closes.
-
-    `live` are the key's windows in the snapshot's live rows, `changes` the key's changes in the tail, in log order. A
-    live row or live change that ends before `open_from_ms` is of a closed window, and is left out.
-    """
-    open_ = {row["start_ms"]: (row["end_ms"], row["state"]) for row in live if row["partition"] == partition}
-    found = []
-    for change in changes:
-        if change.operation == DELETED:
-            open_.pop(change.start, None)
-            continue
-        if change.operation == FINAL:
-            open_.pop(change.start, None)
-            found.append(
-                StoredWindow(partition, change.start, change.end, "closed", stored_window_results(store, change.state))
-            )
-        else:
-            open_[change.start] = (change.end, change.state)
-    found += [
-        StoredWindow(partition, start, end, "open", stored_window_results(store, state))
-        for start, (end, state) in open_.items()
-        # See `Progress.open_from_ms`.
-        if end >= open_from_ms
-    ]
-    return [one for one in found if one.end_ms >= reach[0] and one.start_ms <= reach[1]]
 
 
 def stored_windows_of_partition(
@@ -101,22 +65,34 @@ def stored_windows_of_partition(
     reach: tuple[int, int],
     open_from_ms: int,
 ) -> list[StoredWindow]:
-    """Like `stored_windows_of_key`, for all keys in the partition, each window with its key."""
-    rows_of = defaultdict[bytes, list[dict[str, Any]]](list)
-    changes_of = defaultdict[bytes, list[TailChange]](list)
-    for row in live:
-        rows_of[row["key"]].append(row)
-    for change in changes:
-        if change.store == store.name:
-            changes_of[change.key].append(change)
+    """Return the stored windows of a partition that overlap `reach`: open ones, and those that the tail closes.
+
+    `live` are the snapshot's live rows of all partitions, `changes` the partition's changes in the tail, in log order.
+    A live row or live change that ends before `open_from_ms` is of a closed window, and is left out.
+    """
+    open_ = {
+        (row["key"], row["start_ms"]): (row["end_ms"], row["state"]) for row in live if row["partition"] == partition
+    }
     found = []
-    for raw in {**rows_of, **changes_of}:
-        key: str | bytes = raw.decode() if store.key == "string" else raw
-        own = stored_windows_of_key(
-            partition, store, rows_of.get(raw, ()), changes_of.get(raw, ()), reach, open_from_ms
+    for change in changes:
+        if change.store != store.name:
+            continue
+        if change.operation in (DELETED, FINAL):
+            open_.pop((change.key, change.start), None)
+        else:
+            open_[change.key, change.start] = change.end, change.state
+        if change.operation == FINAL:
+            found.append((change.key, change.start, change.end, "closed", change.state))
+    # See `Progress.open_from_ms`.
+    found += [(*at, end, "open", state) for at, (end, state) in open_.items() if end >= open_from_ms]
+    is_text = store.key == "string"
+    return [
+        StoredWindow(
+            partition, start, end, status, stored_window_results(store, state), key.decode() if is_text else key
         )
-        found += [one._replace(key=key) for one in own]
-    return found
+        for key, start, end, status, state in found
+        if end >= reach[0] and start <= reach[1]
+    ]
 
 
 def stored_window_results(store: StoreSchema, state: dict[str, Any]) -> dict[str, Any]:

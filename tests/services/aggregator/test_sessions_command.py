@@ -112,7 +112,7 @@ def test_impossible_queries_are_rejected(flags: list[str], message: str, capsys:
 def test_windows_are_shown_as_rows() -> None:
     """Each window has one row with its bounds in UTC and its results."""
     console = Console(file=io.StringIO(), width=160)
-    print_windows(STORE, [StoredWindow(0, 0, 1500, "open", {"n": 4.0})], console)
+    print_windows(STORE, [StoredWindow(0, 0, 1500, "open", {"n": 4.0}, "k")], console)
     output = console.file.getvalue()  # type: ignore[attr-defined]
     assert "s: 1 windows" in output
     assert "1970-01-01T00:00:01.500" in output

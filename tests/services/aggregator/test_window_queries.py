@@ -21,7 +21,6 @@ from penstock.services.aggregator.stored_windows import (
     StoredWindow,
     closed_window_of_lake,
     stored_window_results,
-    stored_windows_of_key,
     stored_windows_of_partition,
 )
 from penstock.services.aggregator.window_search import FINDING_MAX, WindowSearch, run_search_in_thread
@@ -317,33 +316,38 @@ def test_a_sketch_that_cannot_be_decoded_is_an_error(sketch: bytes) -> None:
 def test_the_tail_overrides_the_snapshot() -> None:
     """Windows that the tail changes, closes or removes are taken from the tail, and the others from the snapshot."""
     rows = [(0, 0, 5), (0, 50, 60), (0, 100, 110), (0, 200, 205), (1, 0, 9)]
-    live = [{"partition": p, "start_ms": s, "end_ms": e, "state": state(ONE)} for p, s, e in rows]
+    live = [{"partition": p, "key": b"k", "start_ms": s, "end_ms": e, "state": state(ONE)} for p, s, e in rows]
     tail = [
         tail_change(LIVE, 50, 70, ONE, TWO),
         tail_change(FINAL, 0, 5, ONE),
         tail_change(DELETED, 100),
         tail_change(LIVE, 300, 300, TWO),
     ]
-    found = sorted(stored_windows_of_key(0, FOUR_RESULTS, live, tail, ALWAYS, NEVER), key=lambda one: one.start_ms)
+    found = sorted(
+        stored_windows_of_partition(0, FOUR_RESULTS, live, tail, ALWAYS, NEVER), key=lambda one: one.start_ms
+    )
     assert [(one.start_ms, one.end_ms, one.status, one.results["n"]) for one in found] == [
         (0, 5, "closed", 1),
         (50, 70, "open", 2),
         (200, 205, "open", 1),
         (300, 300, "open", 1),
     ]
-    assert [one.start_ms for one in stored_windows_of_key(0, FOUR_RESULTS, live, tail, (65, 250), NEVER)] == [50, 200]
+    assert [one.start_ms for one in stored_windows_of_partition(0, FOUR_RESULTS, live, tail, (65, 250), NEVER)] == [
+        50,
+        200,
+    ]
 
 
 def test_a_kept_closed_window_is_reported_once() -> None:
     """The live row of a sliding window after its final row is not a separate window."""
     tail = [tail_change(FINAL, 0, 5, ONE), tail_change(LIVE, 0, 5, ONE)]
-    assert [one.status for one in stored_windows_of_key(0, FOUR_RESULTS, [], tail, ALWAYS, 6)] == ["closed"]
+    assert [one.status for one in stored_windows_of_partition(0, FOUR_RESULTS, [], tail, ALWAYS, 6)] == ["closed"]
 
 
 def test_a_kept_closed_window_of_the_snapshot_is_not_open() -> None:
     """A live row of the snapshot that ends before the time from which windows are open is left out."""
-    live = [{"partition": 0, "start_ms": end - 5, "end_ms": end, "state": state(ONE)} for end in (19, 20)]
-    assert [one.end_ms for one in stored_windows_of_key(0, FOUR_RESULTS, live, [], ALWAYS, 20)] == [20]
+    live = [{"partition": 0, "key": b"k", "start_ms": end - 5, "end_ms": end, "state": state(ONE)} for end in (19, 20)]
+    assert [one.end_ms for one in stored_windows_of_partition(0, FOUR_RESULTS, live, [], ALWAYS, 20)] == [20]
 
 
 def entries(store: StoreSchema, commit: int, live: bytes) -> list[tuple[bytes | None, bytes]]:
@@ -363,13 +367,13 @@ def test_a_tail_is_decoded_by_the_schema_that_wrote_it() -> None:
     reader = ChangelogReader(apply_one_by_one(lambda change: seen.append(decode_tail_change(change))))
     for offset, (key, value) in enumerate(log):
         reader.feed_record(offset, key, value)
-    (found,) = stored_windows_of_key(0, FOUR_RESULTS, [], seen, ALWAYS, NEVER)
+    (found,) = stored_windows_of_partition(0, FOUR_RESULTS, [], seen, ALWAYS, NEVER)
     assert found.results == {"n": 1, "mean": None, "least": 4.0, "ids": 1}
     for offset, (key, value) in enumerate(
         entries(FOUR_RESULTS, 2, StateCodec(FOUR_RESULTS.state_columns()).pack(whole)), len(log)
     ):
         reader.feed_record(offset, key, value)
-    (found,) = stored_windows_of_key(0, FOUR_RESULTS, [], seen, ALWAYS, NEVER)
+    (found,) = stored_windows_of_partition(0, FOUR_RESULTS, [], seen, ALWAYS, NEVER)
     assert found.results == {"n": 1, "mean": 4.0, "least": 4.0, "ids": 1}
 
 
