@@ -135,8 +135,8 @@ class CompactionSupervisor:
         registry: CollectorRegistry,
         clock: Clock = SYSTEM_CLOCK,
         *,
+        lag_watch: CompactionLagWatch,
         job: JobCommand = command,
-        lag_watch: CompactionLagWatch | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -174,7 +174,7 @@ class CompactionSupervisor:
 
     def _last_success_seconds(self) -> float:
         """Return the Unix time of the newest success, of this process or in the lake; NaN if none is known."""
-        measured = self._lag_watch.last if self._lag_watch is not None else None
+        measured = self._lag_watch.last
         newest_ms = max(self._last_success_ms or 0, (measured.snapshot_ms if measured is not None else None) or 0)
         return newest_ms / 1000 if newest_ms else math.nan
 
@@ -195,7 +195,7 @@ class CompactionSupervisor:
 
     def health(self) -> CheckResult:
         """Return the state for `/health`. It is always ok, since it is never a reason to restart the service."""
-        lag = self._lag_watch.last if self._lag_watch is not None else None
+        lag = self._lag_watch.last
         facts = {
             "last_success_at_ms": self._last_success_ms,
             "consecutive_failures": self._consecutive_failures,
@@ -211,14 +211,14 @@ class CompactionSupervisor:
         if self._consecutive_failures:
             detail = next((own["detail"] for own in self._history if own["status"] == "failed"), "")
             return "failing", detail
-        if self._lag_watch is not None and not self._lag_watch.is_owned():
+        if not self._lag_watch.is_owned():
             return "elsewhere", NOT_THE_OWNER
         if self._is_lake_behind():
             return "behind", f"no compaction has succeeded for more than {BEHIND_INTERVALS} intervals"
         return ("running" if self._is_running else "waiting"), ""
 
     def _is_lake_behind(self) -> bool:
-        newest_ms = self._lag_watch.newest_sign_ms() if self._lag_watch is not None else None
+        newest_ms = self._lag_watch.newest_sign_ms()
         if newest_ms is None:
             return False
         without_ms = self._clock.now_ms() - max(newest_ms, self._last_success_ms or 0)
@@ -228,7 +228,7 @@ class CompactionSupervisor:
         """Return the reason why a requested compaction would not start, or ""."""
         if not self.enabled:
             return f"compaction is off: {self.why_off()}"
-        if self._lag_watch is not None and not self._lag_watch.is_owned():
+        if not self._lag_watch.is_owned():
             return NOT_THE_OWNER
         return "one is running" if self._is_running or self._requested.is_set() else ""
 
@@ -253,11 +253,8 @@ class CompactionSupervisor:
     def describe(self) -> list[CompactionState]:
         """Return the last compactions, newest first: this instance's own, and others in the lake."""
         own = list(self._history)
-        lake = () if self._lag_watch is None else self._lag_watch.compactions
-        found = [
-            *own,
-            *(_state_of_lake_compaction(one) for one in lake if not any(_is_made_by_job(one, job) for job in own)),
-        ]
+        others = (one for one in self._lag_watch.compactions if not any(_is_made_by_job(one, job) for job in own))
+        found = [*own, *map(_state_of_lake_compaction, others)]
         return sorted(found, key=lambda state: -state["started_at_ms"])[:HISTORY_MAX]
 
     async def _run_job(self) -> None:
@@ -308,7 +305,7 @@ class CompactionSupervisor:
                 # On Python 3.11 `asyncio.wait_for` would lose a cancellation in the moment in which the job ends.
                 async with asyncio.timeout(OWNERSHIP_POLL_MS / 1000):
                     return await job.wait()
-            if self._lag_watch is not None and not self._lag_watch.is_owned():
+            if not self._lag_watch.is_owned():
                 return OWNERSHIP_LOST
 
     def _settings_with_bounded_records(self) -> AggregatorSettings:
@@ -331,18 +328,18 @@ class CompactionSupervisor:
         if status == ExitStatus.OK or result:
             self._count_job_result(state, result)
         if status == ExitStatus.OK:
-            self._end_job(state, "done", "", "done")
+            self._end_job(state, "done", "")
             log.info("compaction done", **result)
             if result.get("remaining_records"):
                 self._request_remaining_compaction()
         elif status == ExitStatus.COMMIT_CONFLICT:
-            self._end_job(state, "lost", "another job was first", "lost")
+            self._end_job(state, "lost", "another job was first")
             log.info("compaction: another job was first")
         elif status == OWNERSHIP_LOST:
-            self._end_job(state, "stopped", "partition 0 went to another instance", "lost")
+            self._end_job(state, "stopped", "partition 0 went to another instance")
             log.info("compaction stopped: partition 0 went to another instance")
         else:
-            self._end_job(state, "failed", lines[-1] if lines else describe_exit_status(status or 0), "failed")
+            self._end_job(state, "failed", lines[-1] if lines else describe_exit_status(status or 0))
             log.error("compaction failed", status=status, output="\n".join(lines), result=result)
 
     def _count_job_result(self, state: CompactionState, result: dict[str, Any]) -> None:
@@ -355,15 +352,15 @@ class CompactionSupervisor:
         self._rows.set(state["rows"] or 0)
         self._entries.set(result.get("entries", 0))
 
-    def _end_job(self, state: CompactionState, status: str, detail: str, outcome: str) -> None:
+    def _end_job(self, state: CompactionState, status: str, detail: str) -> None:
         state |= {"status": status, "detail": detail}
-        self._consecutive_failures = self._consecutive_failures + 1 if outcome == "failed" else 0
-        self._compactions.labels(outcome=outcome).inc()
+        self._consecutive_failures = self._consecutive_failures + 1 if status == "failed" else 0
+        self._compactions.labels(outcome="lost" if status == "stopped" else status).inc()
         self._failing.set(self._consecutive_failures)
 
     def _request_remaining_compaction(self) -> None:
         """Request the rest of a job's work, unless another instance may own partition 0 by now."""
-        if self._lag_watch is None or self._lag_watch.is_owned():
+        if self._lag_watch.is_owned():
             self._requested.set()
             return
         self._requested.clear()

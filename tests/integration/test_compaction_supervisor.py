@@ -46,7 +46,8 @@ class Jobs:
         self.records_max: list[int] = []
         self.registry = CollectorRegistry()
         given = settings(**compaction)
-        self.supervisor = CompactionSupervisor(given, self.registry, job=self._command, lag_watch=lag_watch)
+        lag_watch = lag_watch or CompactionLagWatch(given, self.registry, lambda: True)
+        self.supervisor = CompactionSupervisor(given, self.registry, lag_watch=lag_watch, job=self._command)
 
     def _command(self, given: AggregatorSettings) -> list[str]:
         script = self._scripts[min(self.started, len(self._scripts) - 1)]
@@ -203,7 +204,9 @@ async def test_a_job_that_cannot_be_started() -> None:
         commands += 1
         return ["/nowhere/job"] if commands == 1 else [sys.executable, "-c", DONE]
 
-    supervisor = CompactionSupervisor(settings(retry_backoff_ms=10), registry, job=job)
+    given = settings(retry_backoff_ms=10)
+    watch = CompactionLagWatch(given, registry, lambda: True)
+    supervisor = CompactionSupervisor(given, registry, lag_watch=watch, job=job)
     running = asyncio.create_task(supervisor.run())
     supervisor.request()
     labels = {"outcome": "done"}
@@ -288,13 +291,18 @@ PARENT = """
 import asyncio, sys
 from prometheus_client import CollectorRegistry
 from penstock.services.aggregator import compaction_supervisor
+from penstock.services.aggregator.compaction_lag import CompactionLagWatch
 from penstock.services.aggregator.settings import AggregatorSettings
 
 async def main():
     compaction_supervisor.STOP_TIMEOUT_MS = 500
     settings = AggregatorSettings.load(["--topology=a:b", "--streams.lake=lake"], environ={{}})
+    registry = CollectorRegistry()
     supervisor = compaction_supervisor.CompactionSupervisor(
-        settings, CollectorRegistry(), job=lambda _: [sys.executable, "-c", {job!r}]
+        settings,
+        registry,
+        lag_watch=CompactionLagWatch(settings, registry, lambda: True),
+        job=lambda _: [sys.executable, "-c", {job!r}],
     )
     supervisor.request()
     await supervisor.run()

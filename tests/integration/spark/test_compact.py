@@ -464,8 +464,8 @@ async def test_bytes_start_the_job(simulate: Any, topics: Any, job: Any, tmp_pat
     kafka = job(simulation).settings.kafka
     given = AggregatorSettings.load([*flags, f"--kafka.bootstrap-servers={kafka.bootstrap_servers}"], environ={})
     registry = CollectorRegistry()
-    supervisor = CompactionSupervisor(given, registry)
-    watch = CompactionLagWatch(given, registry, lambda: True, request=supervisor.request)
+    watch = CompactionLagWatch(given, registry, lambda: True, request=lambda: supervisor.request())
+    supervisor = CompactionSupervisor(given, registry, lag_watch=watch)
     running = [asyncio.create_task(each.run()) for each in (supervisor, watch)]
     try:
         deadline = time.monotonic() + 300

@@ -21,6 +21,7 @@ from penstock.services.aggregator.compaction_lag import (
 from penstock.services.aggregator.compaction_supervisor import (
     BEHIND_INTERVALS,
     CompactionSupervisor,
+    JobCommand,
     _parse_job_result,
     command,
     environment,
@@ -28,6 +29,7 @@ from penstock.services.aggregator.compaction_supervisor import (
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.child_process import ChildProcess
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.lake.compaction_history import Compaction
 from penstock.shared.testing.manual_clock import ManualClock
@@ -46,6 +48,18 @@ SECRETS = {
 
 def settings(*flags: str, **environ: str) -> AggregatorSettings:
     return AggregatorSettings.load(["--topology=a:b", "--streams.lake=lake", *flags], environ=environ)
+
+
+def supervisor_of(
+    given: AggregatorSettings,
+    registry: CollectorRegistry | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    job: JobCommand = command,
+) -> CompactionSupervisor:
+    """A supervisor on the instance that owns partition 0."""
+    registry = registry or CollectorRegistry()
+    watch = CompactionLagWatch(given, registry, lambda: True, clock)
+    return CompactionSupervisor(given, registry, clock, lag_watch=watch, job=job)
 
 
 def test_the_job_understands_its_command_line() -> None:
@@ -137,13 +151,13 @@ def test_the_job_downloads_jars_from_the_same_repository(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("flags", "enabled"), [([], True), (["--no-compaction.enabled"], False)])
 def test_enabled_by_its_switch(flags: list[str], enabled: bool) -> None:
     """With a lake, compaction is on unless it is switched off."""
-    assert CompactionSupervisor(settings(*flags), CollectorRegistry()).enabled is enabled
+    assert supervisor_of(settings(*flags)).enabled is enabled
 
 
 def test_without_a_lake_compaction_is_off() -> None:
     """Without a lake compaction is off."""
     given = AggregatorSettings.load(["--topology=a:b"], environ={})
-    assert not CompactionSupervisor(given, CollectorRegistry()).enabled
+    assert not supervisor_of(given).enabled
 
 
 @pytest.mark.parametrize(
@@ -156,7 +170,7 @@ def test_without_a_lake_compaction_is_off() -> None:
 def test_disabled_compaction_is_reported(flags: list[str], why: str, caplog: pytest.LogCaptureFixture) -> None:
     """Disabled compaction is a warning at start-up, a metric, and a state in /health that is not a failure."""
     registry = CollectorRegistry()
-    supervisor = CompactionSupervisor(AggregatorSettings.load(flags, environ={}), registry)
+    supervisor = supervisor_of(AggregatorSettings.load(flags, environ={}), registry)
     supervisor.warn()
     output = caplog.text
     assert f"compaction is off ({why})" in output
@@ -173,7 +187,7 @@ def test_disabled_compaction_is_reported(flags: list[str], why: str, caplog: pyt
 )
 def test_requests_while_compaction_is_off_are_ignored(flags: list[str], why_not: str) -> None:
     """A request is kept until its job starts; while compaction is off, nothing is requested."""
-    supervisor = CompactionSupervisor(settings(*flags), CollectorRegistry())
+    supervisor = supervisor_of(settings(*flags))
     supervisor.request()
     assert supervisor.why_not_now() == why_not
     assert supervisor._requested.is_set() is supervisor.enabled
@@ -362,7 +376,7 @@ async def test_a_shutdown_as_the_job_ends(monkeypatch: pytest.MonkeyPatch) -> No
         return Job()
 
     monkeypatch.setattr(ChildProcess, "start", start)
-    supervisor = CompactionSupervisor(settings(), CollectorRegistry())
+    supervisor = supervisor_of(settings())
     supervisor.request()
     running = asyncio.create_task(supervisor.run())
     await asyncio.wait({running}, timeout=5)
@@ -379,7 +393,7 @@ def test_a_request_ends_the_wait_after_a_failed_job() -> None:
 
     async def scenario() -> None:
         clock = virtual_time.LoopClock()
-        supervisor = CompactionSupervisor(settings(), CollectorRegistry(), clock, job=fail)
+        supervisor = supervisor_of(settings(), clock=clock, job=fail)
         running = asyncio.create_task(supervisor.run())
         supervisor.request()
         for _ in range(2):
