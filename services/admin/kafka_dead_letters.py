@@ -42,13 +42,6 @@ TEXT_CHARACTERS_MAX = 2_000
 """The most characters of a key, a value or a header in a response. The record itself is never cut."""
 
 
-class Offsets(NamedTuple):
-    """The first offset of a partition, and its last stable offset: the end for `read_committed`."""
-
-    first: int
-    end: int
-
-
 class Span(NamedTuple):
     """Offsets from `first` to before `end`, in a partition of the topic with this id."""
 
@@ -160,9 +153,7 @@ class KafkaDeadLetters:
         """
         names = [name for name in await self._admin.list_topics() if _dead_letter_topic_kind(name)]
         descriptions = await self._admin.describe_topics(names) if names else {}
-        offsets = await self._partition_offsets(descriptions.values())
-        spans = {tp: Span(descriptions[tp.topic].topic_id, first, end) for tp, (first, end) in offsets.items()}
-        counts = await self._counter.count(spans)
+        counts = await self._counter.count(await self._committed_spans(descriptions.values()))
         return [
             {
                 "topic": name,
@@ -176,19 +167,19 @@ class KafkaDeadLetters:
             for name in sorted(names)
         ]
 
-    async def _partition_offsets(self, topics: Iterable[TopicDescription]) -> dict[TopicPartition, Offsets]:
-        """Return the first offset and the end of the committed records of each partition that has a leader."""
-        tps = [
-            TopicPartition(topic.name, p.partition)
+    async def _committed_spans(self, topics: Iterable[TopicDescription]) -> dict[TopicPartition, Span]:
+        """Return the offsets of each partition that has a leader, up to the last stable offset."""
+        ids = {
+            TopicPartition(topic.name, p.partition): topic.topic_id
             for topic in topics
             for p in topic.partitions
             if p.leader is not None
-        ]
-        if not tps:
+        }
+        if not ids:
             return {}
-        first = await self._admin.list_offsets(dict.fromkeys(tps, "earliest"))
-        ends = await self._admin.list_offsets(dict.fromkeys(tps, "latest"), "read_committed")
-        return {tp: Offsets(first[tp], ends[tp]) for tp in tps}
+        first = await self._admin.list_offsets(dict.fromkeys(ids, "earliest"))
+        ends = await self._admin.list_offsets(dict.fromkeys(ids, "latest"), "read_committed")
+        return {tp: Span(topic_id, first[tp], ends[tp]) for tp, topic_id in ids.items()}
 
     async def read_newest(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
         """Read a topic's newest records (see `DeadLetters.read_newest`). Raises KafkaTimeout after READ_TIMEOUT_MS.
@@ -198,19 +189,17 @@ class KafkaDeadLetters:
         """
         self._check_dead_letter_topic(topic)
         description = (await self._admin.describe_topics([topic]))[topic]
-        offsets = {
-            tp: span for tp, span in (await self._partition_offsets([description])).items() if span.end > span.first
-        }
-        scan_max = max(limit, SCANNED_MAX // max(1, len(offsets)))
+        spans = {tp: span for tp, span in (await self._committed_spans([description])).items() if span.end > span.first}
+        scan_max = max(limit, SCANNED_MAX // max(1, len(spans)))
         # The number of offsets of each partition to scan. Transaction markers have offsets too. If a partition has
         # fewer than `limit` records in its offsets, the next scan reads up to four times as many offsets.
         scan = 2 * limit if stage is None else scan_max
         try:
             async with asyncio.timeout(READ_TIMEOUT_MS / 1000):
                 while True:
-                    starts = {tp: max(first, end - scan) for tp, (first, end) in offsets.items()}
+                    starts = {tp: max(span.first, span.end - scan) for tp, span in spans.items()}
                     newest, scanned = await self._scan_newest_rows(starts, limit, stage)
-                    is_short = any(len(newest[tp]) < limit and starts[tp] > offsets[tp].first for tp in offsets)
+                    is_short = any(len(newest[tp]) < limit and starts[tp] > spans[tp].first for tp in spans)
                     if not is_short or scan >= scan_max:
                         break
                     scan = min(4 * scan, scan_max)
