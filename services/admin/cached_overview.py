@@ -26,13 +26,10 @@ SAMPLE_INTERVAL_MS = 2_000
 class CachedOverview:
     """Implements `penstock.api.console.overview.OverviewProvider` over sources."""
 
-    def __init__(
-        self, sources: Sequence[Source], kafka: KafkaSource, *, clock: Clock = SYSTEM_CLOCK, cache_ms: int = CACHE_MS
-    ) -> None:
+    def __init__(self, sources: Sequence[Source], kafka: KafkaSource, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._sources = sources
         self._kafka = kafka
         self._clock = clock
-        self._cache_ms = cache_ms
         self._builder = OverviewBuilder()
         self._history = History()
         self._lock = asyncio.Lock()
@@ -41,11 +38,11 @@ class CachedOverview:
         self._changes = 0
 
     async def overview(self) -> Overview:
-        """Return the newest overview, at most `cache_ms` old."""
+        """Return the newest overview, at most CACHE_MS old."""
         async with self._lock:
             now_ms = self._clock.monotonic_ms()
             newest = self._newest
-            if newest is None or self._sampled_ms is None or now_ms - self._sampled_ms >= self._cache_ms:
+            if newest is None or self._sampled_ms is None or now_ms - self._sampled_ms >= CACHE_MS:
                 changes = self._changes
                 newest = await self._sample_overview()
                 self._newest = newest

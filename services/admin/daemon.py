@@ -29,11 +29,11 @@ REQUEST_SHARE = 0.7
 class AdminDaemon(OverviewDaemon):
     """Runs the service with the given settings. `server.url` is known after `startup`."""
 
-    def __init__(self, settings: AdminServiceSettings, registry: CollectorRegistry | None = None) -> None:
+    def __init__(self, settings: AdminServiceSettings) -> None:
         admin = Admin(settings.kafka, timeout_ms=ADMIN_TIMEOUT_MS)
         super().__init__(admin)
         self._settings = settings
-        registry = CollectorRegistry() if registry is None else registry
+        registry = CollectorRegistry()
         token = settings.services_auth_token
         self._http = services_client(settings.services_timeout_ms, None if token is None else token.get_secret_value())
         sources = [HttpSource(name, url, self._http) for name, url in settings.services.items()]

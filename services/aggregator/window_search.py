@@ -81,7 +81,7 @@ class WindowSearch:
         options = WindowQueryOptions(
             location=ChangelogLocation(kafka, streams.application_id, streams.lake, streams.lake_options),
             store=schema.name,
-            keys=_queried_keys(params),
+            keys=KeyRange.of(params["key"], params["key_from"], params["key_to"]),
             reach=_queried_time_range(params),
             status=status,
             rows_max=params["rows_max"],
@@ -98,10 +98,6 @@ class WindowSearch:
         found = await self._read_store(schema.name, params)
         windows = [_open_window_of_row(row) for row in found["rows"]]
         return {"windows": windows, "position": found["position"], "continuation": found["continuation"]}
-
-
-def _queried_keys(params: StoreQueryParams) -> KeyRange:
-    return KeyRange.of(params["key"], params["key_from"], params["key_to"])
 
 
 def _queried_time_range(params: StoreQueryParams) -> tuple[int, int]:

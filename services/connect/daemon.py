@@ -68,10 +68,10 @@ REQUEST_DRAIN_MS = 5_000
 class ConnectDaemon:
     """One worker. `server.url` is the address of its REST API after `startup`."""
 
-    def __init__(self, command_line: CommandLine, registry: CollectorRegistry | None = None) -> None:
+    def __init__(self, command_line: CommandLine) -> None:
         self._command_line = command_line
         self._config = command_line.config
-        self._registry = CollectorRegistry() if registry is None else registry
+        self._registry = CollectorRegistry()
         self._http = rest_listener(self._config)
         self._rest = StartingApp()
         self.server = HttpServer(guarded_rest_app(self._rest, self._config, self._http), self._http)
@@ -83,7 +83,7 @@ class ConnectDaemon:
         self._loop: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<ConnectDaemon {self._command_line.mode}, {self.server!r}>"
+        return f"<ConnectDaemon {type(self._config).__name__}, {self.server!r}>"
 
     async def startup(self) -> None:
         """Start the REST server, the Kafka clients, the herder, and the connectors of the command line.
@@ -123,10 +123,7 @@ class ConnectDaemon:
         assert self._loop is not None, "startup() comes first"
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.server.wait())
-            tasks.create_task(self._run_herder(self._loop))
-
-    async def _run_herder(self, loop: asyncio.Task[None]) -> None:
-        await loop
+            await self._loop
 
     async def shutdown(self) -> None:
         """Stop the REST server, then connectors and tasks, and leave the group."""

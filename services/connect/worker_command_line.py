@@ -36,7 +36,6 @@ PREFIXES = (
 class CommandLine:
     """The parsed command line: the worker's settings, and a standalone worker's connectors by file."""
 
-    mode: Mode
     config: DistributedConfig | StandaloneConfig
     connectors: dict[Path, ConnectorFile]
     log: LogSettings
@@ -58,7 +57,7 @@ def read_command_line(mode: Mode, arguments: Sequence[str]) -> CommandLine:
     add_to_search_path()
     config = _resolved_worker_config(DistributedConfig if mode == "distributed" else StandaloneConfig, props)
     connectors = {path: read_connector_file(path) for path in files[1:]}
-    return CommandLine(mode, config, connectors, LogSettings.model_validate(log))
+    return CommandLine(config, connectors, LogSettings.model_validate(log))
 
 
 def _resolved_worker_config(

@@ -27,8 +27,8 @@ class ConsumerDaemon:
     Raises ConfigError as `HandlerRunner` does.
     """
 
-    def __init__(self, settings: ConsumerServiceSettings, registry: CollectorRegistry | None = None) -> None:
-        registry = CollectorRegistry() if registry is None else registry
+    def __init__(self, settings: ConsumerServiceSettings) -> None:
+        registry = CollectorRegistry()
         self.runner = HandlerRunner(settings, registry=registry)
         self._kafka_liveness = KafkaLiveness(lambda: self.runner.consumer, settings.kafka_silence_max_ms)
         checks: dict[str, Check] = {"progress": self.check, "kafka": self._kafka_liveness}

@@ -57,7 +57,7 @@ def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
 def make_connect_worker(settings: ConnectWorkerSettings) -> ConnectDaemon:
     """Return the Connect worker of a local set-up. Raises ConfigError if its settings are invalid."""
     config = DistributedConfig(worker_properties(settings), Plugins.installed().converter_class)
-    return ConnectDaemon(CommandLine("distributed", config, {}, settings.log))
+    return ConnectDaemon(CommandLine(config, {}, settings.log))
 
 
 def main(arguments: list[str]) -> int:

@@ -34,10 +34,10 @@ FLUSH_SHARE = 0.3
 class ProducerDaemon(KafkaHttpDaemon):
     """Runs the service with the given settings. `server.url` is known after `startup`."""
 
-    def __init__(self, settings: ProducerServiceSettings, registry: CollectorRegistry | None = None) -> None:
+    def __init__(self, settings: ProducerServiceSettings) -> None:
         super().__init__(Admin(settings.kafka))
         self._settings = settings
-        self._registry = CollectorRegistry() if registry is None else registry
+        self._registry = CollectorRegistry()
         self._producer = Producer(settings.kafka, settings.producer, registry=self._registry)
         producer = TopicCheckingProducer(self._producer, self._admin)
         self._transactor = KafkaTransactor(settings.kafka, settings.producer, settings.ingest, self._admin)

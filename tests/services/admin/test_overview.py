@@ -18,7 +18,7 @@ from penstock.api.http.app import create_health_app
 from penstock.api.http.health import CheckResult
 from penstock.api.streams.routes import streams_router
 from penstock.api.streams.task_views import StreamsState
-from penstock.services.admin.cached_overview import SAMPLE_INTERVAL_MS, CachedOverview
+from penstock.services.admin.cached_overview import CACHE_MS, SAMPLE_INTERVAL_MS, CachedOverview
 from penstock.services.admin.overview_sources import (
     GROUPS_MAX,
     HttpSource,
@@ -409,21 +409,21 @@ class Kafka:
 
 
 async def test_concurrent_requests_sample_the_sources_once() -> None:
-    """Within cache_ms all requests share one response, also those that arrive while it is built."""
+    """Within CACHE_MS all requests share one response, also those that arrive while it is built."""
     clock, source = Clock(), Counting()
-    overview = CachedOverview([source], Kafka(), clock=clock, cache_ms=800)  # type: ignore[arg-type]
+    overview = CachedOverview([source], Kafka(), clock=clock)  # type: ignore[arg-type]
     first = await asyncio.gather(*(overview.overview() for _ in range(5)))
     assert source.requests == 1
     assert all(response == first[0] for response in first)
-    clock.ms = 799
+    clock.ms = CACHE_MS - 1
     await overview.overview()
     assert source.requests == 1
 
 
 async def test_the_sources_are_sampled_again_after_cache_ms() -> None:
-    """After cache_ms the sources are sampled again; rates are known from the second response on."""
+    """After CACHE_MS the sources are sampled again; rates are known from the second response on."""
     clock, source = Clock(), Counting()
-    overview = CachedOverview([source], Kafka(), clock=clock, cache_ms=800)  # type: ignore[arg-type]
+    overview = CachedOverview([source], Kafka(), clock=clock)  # type: ignore[arg-type]
     assert (await overview.overview())["ingest"]["records_per_second"] is None
     clock.ms = 1_000
     assert (await overview.overview())["ingest"]["records_per_second"] == 100
@@ -433,7 +433,7 @@ async def test_the_sources_are_sampled_again_after_cache_ms() -> None:
 async def test_an_invalidated_overview_is_built_again() -> None:
     """The sources are read again after a change. A response in flight at that time is returned, but not cached."""
     clock, source = Clock(), Counting()
-    overview = CachedOverview([source], Kafka(), clock=clock, cache_ms=800)  # type: ignore[arg-type]
+    overview = CachedOverview([source], Kafka(), clock=clock)  # type: ignore[arg-type]
     await overview.overview()
     overview.invalidate()
     pending = asyncio.create_task(overview.overview())

@@ -324,7 +324,7 @@ async def failed_start(mode: Mode = "standalone", **settings: str) -> tuple[int,
             "listeners": "http://127.0.0.1:0",
             **{name.replace("_", "."): value for name, value in settings.items()},
         }
-        daemon = ConnectDaemon(CommandLine(mode, config_class(props), {}, LogSettings()))
+        daemon = ConnectDaemon(CommandLine(config_class(props), {}, LogSettings()))
         try:
             with pytest.raises(StartFailed) as error:
                 await daemon.startup()
@@ -346,7 +346,7 @@ async def test_a_connector_of_the_command_line_is_created_in_its_initial_state(t
             "listeners": "http://127.0.0.1:0",
         }
         files = {tmp_path / "c.json": ConnectorFile(connector, "STOPPED")}
-        daemon = ConnectDaemon(CommandLine("standalone", StandaloneConfig(props), files, LogSettings()))
+        daemon = ConnectDaemon(CommandLine(StandaloneConfig(props), files, LogSettings()))
         try:
             await daemon.startup()
             assert daemon.herder is not None
