@@ -104,7 +104,6 @@ class CommitRequestManager:
         metrics: ConsumerMetrics,
         clock: Clock,
         *,
-        require_stable: bool,
         on_committed: Callable[[Mapping[TopicPartition, OffsetAndMetadata]], None] = lambda offsets: None,
     ) -> None:
         """`on_committed` is called with the offsets that the coordinator has stored."""
@@ -112,7 +111,6 @@ class CommitRequestManager:
         self._member = member
         self._metrics = metrics
         self._clock = clock
-        self._require_stable = require_stable
         self._on_committed = on_committed
         self.sequence = CommitSequence()
         self._task: asyncio.Task[None] | None = None
@@ -256,10 +254,10 @@ class CommitRequestManager:
         topics: dict[str, list[int]] = defaultdict(list)
         for tp in partitions:
             topics[tp.topic].append(tp.partition)
-        # With `require_stable` the coordinator rejects the request while a transaction that commits these offsets is
-        # open (KIP-447), and the request is repeated. Otherwise the consumer could start before records that the
-        # previous owner's transaction covers, and process them again.
-        request = requests.OFFSET_FETCH(group_id, [(t, ps, {}) for t, ps in topics.items()], self._require_stable)
+        # The coordinator rejects the request while a transaction that commits these offsets is open (`require_stable`,
+        # KIP-447), and the request is repeated. Otherwise the consumer could start before records that the previous
+        # owner's transaction covers, and process them again. This does not depend on the isolation level.
+        request = requests.OFFSET_FETCH(group_id, [(t, ps, {}) for t, ps in topics.items()], True)
         where = f"offsets of {self._describe_member()}"
 
         async def fetch_committed_offsets() -> dict[TopicPartition, OffsetAndMetadata]:

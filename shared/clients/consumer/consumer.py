@@ -240,7 +240,6 @@ class Consumer(Generic[K, V]):
             coordinator,
             self._metrics,
             SYSTEM_CLOCK,
-            require_stable=settings.isolation_level == "read_committed",
             on_committed=self._interceptors.on_commit,
         )
         self._invoker = RebalanceListenerInvoker(

@@ -186,7 +186,7 @@ class Member:
             coordinator,  # type: ignore[arg-type]
             self,
             ConsumerMetrics(self.registry, "g"),
-            **{"clock": self.clock, "require_stable": False, **settings},
+            **{"clock": self.clock, **settings},
         )
         self.outcomes: list[tuple[int, str]] = []
         self.rejections: list[tuple[tuple[int, str], int]] = []
@@ -914,12 +914,11 @@ async def test_an_error_of_a_partition_whose_offset_is_fetched() -> None:
     assert codes == []
 
 
-@pytest.mark.parametrize("require_stable", [False, True])
-async def test_the_request_for_committed_offsets(require_stable: bool) -> None:
-    """It has the group, the partitions of each topic, and whether open transactions have to end first."""
-    member = Member(coordinator := Coordinator(), require_stable=require_stable)
+async def test_the_request_for_committed_offsets() -> None:
+    """It has the group and the partitions of each topic, and open transactions have to end first."""
+    member = Member(coordinator := Coordinator())
     await member.commits.fetch([A, B, TopicPartition("u", 0)], 5_000)
-    assert coordinator.fetched == [("g", [("t", [0, 1], {}), ("u", [0], {})], require_stable, {})]
+    assert coordinator.fetched == [("g", [("t", [0, 1], {}), ("u", [0], {})], True, {})]
 
 
 async def test_an_error_of_the_old_generation_is_ignored() -> None:

@@ -344,13 +344,14 @@ async def test_sync_raises_in_poll(cluster: FakeCluster) -> None:
 
 
 async def test_offsets_of_an_open_transaction_are_waited_for(cluster: FakeCluster) -> None:
-    """A new owner waits for pending transactional offsets and reads from their final value."""
+    """A new owner waits for pending transactional offsets and reads from their final value, whatever its isolation
+    level."""
     kafka = kafka_of(cluster)
     async with Producer(kafka, ProducerSettings(transactional_id="x")) as producer:
         await producer.init_transactions()
         await producer.begin_transaction()
         await producer.send_offsets_to_transaction({A: OffsetAndMetadata(6)}, GroupMetadata("g"))
-        async with opened(cluster, isolation_level="read_committed") as consumer:
+        async with opened(cluster) as consumer:
             consumer.assign([A])
             assert await consumer.poll(50) == {}
             await producer.commit_transaction()
