@@ -230,7 +230,7 @@ class Connection:
         return [broker.nodeId for broker in self.cluster.brokers()]
 
     def any_node(self) -> int:
-        """Return the node id of a random known broker. Raises BrokerNotAvailable if none is known."""
+        """Return the node id of a broker that is likely to respond soon. Raises BrokerNotAvailable if none is known."""
         servers = self.settings.bootstrap_servers
         with translating_errors(servers, self.client_id):
             node = self._open_client.get_random_node()

@@ -2,7 +2,8 @@
 
 The setup of a connection includes TCP, TLS and SASL. It ends within `socket_connection_setup_timeout_ms`, or fails with
 a reason. The limit doubles with each failure in a row, up to `socket_connection_setup_timeout_max_ms` (KIP-601); for
-bootstrap servers it does not. A broker that does not respond does not delay connections to other brokers.
+bootstrap servers it does not. A broker that does not respond does not delay connections to other brokers. Requests that
+any broker can answer go to a connected one if possible.
 
 The addresses of a host name are tried in turn, as under Java's `client.dns.lookup=use_all_dns_ips` (KIP-302). If an
 address refuses the connection, the next address is tried at once. An address that does not respond, or that fails after
@@ -20,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import random
 import socket
 import ssl
 import time
@@ -29,7 +31,7 @@ from typing import Any
 
 from aiokafka import errors as kafka
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
-from aiokafka.conn import READER_LIMIT, AIOKafkaConnection, AIOKafkaProtocol
+from aiokafka.conn import READER_LIMIT, AIOKafkaConnection, AIOKafkaProtocol, CloseReason
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.util import create_task
 
@@ -212,16 +214,6 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
         return SeenThrough(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
 
 
-class _Requested(frozenset[str]):
-    """The topics of a metadata request.
-
-    True even if it is empty, because aiokafka requests all topics if the set is false.
-    """
-
-    def __bool__(self) -> bool:
-        return True
-
-
 class SocketClient(AIOKafkaClient):  # type: ignore[misc]
     """The sockets and the metadata of one client."""
 
@@ -299,7 +291,7 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         After `metadata_recovery_rebootstrap_trigger_ms` without metadata the bootstrap servers are used, since all
         brokers may have moved (KIP-899, KIP-1102). With `metadata_recovery_strategy=none` they are not.
         """
-        if await super()._metadata_update(cluster_metadata, None if topics is None else _Requested(topics)):
+        if await self._update_from_known_node(cluster_metadata, None if topics is None else list(topics)):
             self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
             return True
         settings = self._settings
@@ -321,6 +313,47 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         self._backoffs.clear()
         self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
         return True
+
+    async def _update_from_known_node(self, cluster_metadata: Any, topics: list[str] | None) -> bool:
+        for node in self._nodes_by_readiness():
+            if (connection := await self._get_conn(node)) is None:
+                continue
+            try:
+                metadata = await connection.send(MetadataRequest(topics))
+            except TimeoutError:
+                # Later requests must not wait for this silent connection again.
+                connection.close(reason=CloseReason.CONNECTION_TIMEOUT)
+            except kafka.KafkaError as e:
+                log.debug("no metadata from a broker", node=node, reason=str(e))
+            else:
+                # The broker may have just started.
+                if metadata.brokers:
+                    cluster_metadata.update_metadata(metadata)
+                return bool(metadata.brokers)
+        return False
+
+    def get_random_node(self) -> int | None:
+        """Return a node that is likely to respond soon. Returns None if no node is known."""
+        return next(iter(self._nodes_by_readiness()), None)
+
+    def _nodes_by_readiness(self) -> list[int]:
+        """Return the known nodes, those first that are likely to respond soon (Java: `leastLoadedNode`).
+
+        1. Connected nodes, those with the fewest open requests first. A silent node has an open request.
+        2. Nodes that are not connected.
+        3. Nodes whose last attempt to connect failed: another attempt may take a whole setup timeout.
+        Nodes that are equal in this are in random order.
+        """
+
+        def rank(node: int) -> tuple[int, int]:
+            connection = self._conns.get((node, ConnectionGroup.DEFAULT))
+            if connection is not None and connection.connected():
+                return 1, len(connection._requests)
+            return (3 if node in self._node_errors else 2), 0
+
+        nodes = [int(broker.nodeId) for broker in self.cluster.brokers()]
+        random.shuffle(nodes)
+        return sorted(nodes, key=rank)
 
     async def _bootstrap_from(self, host: str, port: int, topics: list[str] | None, timeout_ms: float) -> None:
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms

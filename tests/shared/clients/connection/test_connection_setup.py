@@ -44,7 +44,7 @@ from penstock.shared.common.errors import (
     KafkaTimeout,
 )
 from penstock.shared.common.settings import KafkaSettings, LogSettings
-from penstock.shared.testing.fake_broker import FakeCluster
+from penstock.shared.testing.fake_broker import Api, Drop, FakeCluster
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
 
@@ -487,6 +487,38 @@ async def test_metadata_is_kept_if_bootstrapping_again_fails() -> None:
         assert not await client._metadata_update(client.cluster, set())
         assert [broker.port for broker in client.cluster.brokers()] == [other]
         await client.close()
+
+
+async def test_nodes_that_are_likely_to_respond_are_preferred() -> None:
+    """Connected nodes come first, those with the fewest open requests before the others. Nodes whose last attempt to
+    connect failed come last."""
+    async with FakeCluster(3) as cluster:
+        connection = Connection(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers))
+        await connection.open()
+        for order in ([1, 2, 3], [3, 2, 1]):
+            connection._client._node_errors = dict.fromkeys(order[1:], BrokerNotAvailable("gone"))
+            assert {connection.any_node() for _ in range(20)} == {order[0]}
+        assert await connection.connect(1)
+        assert {connection.any_node() for _ in range(20)} == {1}
+        cluster.control(Api.METADATA, Drop(), node=1)
+        waiting = asyncio.ensure_future(connection.refresh_metadata())
+        assert await connection.connect(2)
+        assert {connection.any_node() for _ in range(20)} == {2}
+        await connection.close()
+        assert not await waiting
+
+
+async def test_a_node_that_does_not_return_metadata_is_connected_to_again() -> None:
+    """A silent connection is closed after the request timeout. Otherwise each update could wait for it again."""
+    async with FakeCluster() as cluster:
+        connection = Connection(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=50))
+        await connection.open()
+        assert await connection.refresh_metadata()
+        cluster.control(Api.METADATA, Drop(), times=1)
+        assert not await connection.refresh_metadata()
+        assert not connection.connected(1)
+        assert await connection.refresh_metadata()
+        await connection.close()
 
 
 async def test_buffers_of_the_sockets_have_the_size_that_is_set() -> None:
