@@ -153,6 +153,15 @@ async def _resolve_host(host: str, port: int) -> Found:
     return [(family, (host, port))]
 
 
+def metadata_request(topics: list[str] | None) -> MetadataRequest:
+    """Return the request for the metadata of `topics`, or of all topics if it is None.
+
+    The broker does not create missing topics, even with `auto.create.topics.enable`. Otherwise a running client would
+    create a deleted topic again, with the broker's default partitions and retention.
+    """
+    return MetadataRequest(topics, allow_auto_topic_creation=False)
+
+
 class Socket(AIOKafkaConnection):  # type: ignore[misc]
     """One connection to a broker, at one of its host's addresses."""
 
@@ -319,7 +328,7 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
             if (connection := await self._get_conn(node)) is None:
                 continue
             try:
-                metadata = await connection.send(MetadataRequest(topics))
+                metadata = await connection.send(metadata_request(topics))
             except TimeoutError:
                 # Later requests must not wait for this silent connection again.
                 connection.close(reason=CloseReason.CONNECTION_TIMEOUT)
@@ -361,7 +370,7 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         connection = await self._open_socket(host, port, setup_ms)
         try:
             async with asyncio.timeout(max(0.0, deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000):
-                metadata = await connection.send(MetadataRequest(topics))
+                metadata = await connection.send(metadata_request(topics))
         # TimeoutError is an OSError.
         except (kafka.KafkaError, OSError) as e:
             raise self._connection_error(e, f"{host}:{port}", timeout_ms) from e

@@ -216,6 +216,22 @@ async def test_metadata_has_only_the_watched_topics() -> None:
         await connection.close()
 
 
+async def test_no_client_creates_a_topic_by_accident() -> None:
+    """Neither the metadata of a running client nor that of a bootstrap server creates a missing topic, even if the
+    broker would create it."""
+    async with FakeCluster(configs={"auto.create.topics.enable": "true"}) as cluster:
+        cluster.create_topic("t", 1)
+        connection = Connection(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers))
+        await connection.open()
+        connection.watch("tpyo")
+        assert await connection.refresh_metadata()
+        await connection._client._bootstrap_from_any(["tpyo"], 5_000)
+        connection.watch_all()
+        assert await connection.refresh_metadata()
+        assert connection.topics() == {"t"}
+        await connection.close()
+
+
 async def test_an_unknown_topic_is_left_out_after_the_wait_for_it() -> None:
     """The topic is in no later metadata request, whether the wait was cancelled or timed out."""
     connection = Connection(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
