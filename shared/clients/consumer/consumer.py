@@ -451,7 +451,7 @@ class Consumer(Generic[K, V]):
         self._coordinator.polled(now_ms)
         # A due call of the listener precedes unread records: their partition may be revoked. A poll makes the call,
         # and drops the records of partitions that are gone.
-        while self._coordinator.is_listener_due or (found := unread.next(self._fetcher.paused())) is None:
+        while self._coordinator.is_listener_due or (found := unread.next(self._fetcher.paused)) is None:
             positions.add_unread(await self._poll_records(ITERATION_TIMEOUT_MS, None))
         record, position, epoch = found
         positions.returned_one(record.topic_partition, position, epoch)
@@ -561,7 +561,7 @@ class Consumer(Generic[K, V]):
     def paused(self) -> frozenset[TopicPartition]:
         """The paused partitions. A partition that is revoked is no longer paused."""
         self._check_open()
-        return self._fetcher.paused()
+        return frozenset(self._fetcher.paused)
 
     def enforce_rebalance(self) -> None:
         """Request a new assignment by the group; it happens in the next polls."""
@@ -700,7 +700,7 @@ class Consumer(Generic[K, V]):
             self._is_polling = False
 
     async def _take_records(self, limit: int | None) -> dict[TopicPartition, PolledRecords]:
-        if unread := self._positions.unread.take(limit, self._fetcher.paused()):
+        if unread := self._positions.unread.take(limit, self._fetcher.paused):
             return unread
         try:
             fetched = self._fetches.take(limit)

@@ -100,7 +100,6 @@ class FetcherPartition:
         "fetch_epoch",
         "fetch_offset",
         "high_watermark",
-        "is_paused",
         "last_stable_offset",
         "position",
         "position_epoch",
@@ -112,7 +111,6 @@ class FetcherPartition:
     )
 
     def __init__(self) -> None:
-        self.is_paused = False
         self.high_watermark: int | None = None
         self.last_stable_offset: int | None = None
         self.completed_fetches: deque[CompletedFetch] = deque()
@@ -173,6 +171,7 @@ class Fetcher:
         # Requests name the partitions in this order.
         self._partitions: dict[TopicPartition, FetcherPartition] = {}
         self.assignment: frozenset[TopicPartition] = frozenset()
+        self.paused: set[TopicPartition] = set()
         # The partitions with completed fetches or an error, in the order in which `take` reads them.
         self._ready: dict[TopicPartition, None] = {}
         # The bytes that each node with a request in flight may send.
@@ -194,6 +193,7 @@ class Fetcher:
             self._partitions[tp] = old[tp] if tp in stay and tp in old else FetcherPartition()
         self._ready = {tp: None for tp in self._ready if self._partitions.get(tp) is old[tp]}
         self.assignment = frozenset(self._partitions)
+        self.paused &= self.assignment & stay
 
     def seek(self, tp: TopicPartition, to: int | ResetPolicy) -> None:
         """Continue from an offset, or from the offset that a policy finds: until then the position is None."""
@@ -202,13 +202,12 @@ class Fetcher:
 
     def pause(self, tp: TopicPartition) -> None:
         """Hand out no records of the partition."""
-        self._assigned_state(tp).is_paused = True
+        self._assigned_state(tp)
+        self.paused.add(tp)
 
     def resume(self, tp: TopicPartition) -> None:
-        self._assigned_state(tp).is_paused = False
-
-    def paused(self) -> frozenset[TopicPartition]:
-        return frozenset(tp for tp, state in self._partitions.items() if state.is_paused)
+        self._assigned_state(tp)
+        self.paused.discard(tp)
 
     def position(self, tp: TopicPartition) -> int | None:
         """Return the offset of the next record to hand out. Returns None while it is being looked up."""
@@ -258,7 +257,7 @@ class Fetcher:
         stale = self._stale
         self._stale = False
         # A paused partition is not fetched. Its position is looked up all the same.
-        waiting = [state for state in self._partitions.values() if state.position is None or not state.is_paused]
+        waiting = [s for tp, s in self._partitions.items() if s.position is None or tp not in self.paused]
         later = [state.retry_ms for state in waiting if state.retry_ms > now_ms]
         return NextRequests(fetches, lookups, stale, min(later, default=None))
 
@@ -275,7 +274,7 @@ class Fetcher:
         nodes: set[int] = set()
         enough = FETCHES_AHEAD * self.limits.max_partition_fetch_bytes
         for tp, state in self._partitions.items():
-            if state.position is None or state.is_paused or state.error is not None:
+            if state.position is None or tp in self.paused or state.error is not None:
                 continue
             # No leader is known, for example during an election: new metadata will name it.
             if (node := leader(tp)) is None:
@@ -303,10 +302,10 @@ class Fetcher:
         # Drop the buffers of paused partitions only if no records can be returned. Otherwise the next poll frees
         # memory, and no record needs to be fetched twice. A poll that raises an error frees no memory.
         if free // idle_nodes < worth and not any(
-            state.completed_fetches and not state.is_paused for state in self._partitions.values()
+            state.completed_fetches and tp not in self.paused for tp, state in self._partitions.items()
         ):
             for tp, state in self._partitions.items():
-                if state.completed_fetches and state.is_paused:
+                if state.completed_fetches and tp in self.paused:
                     free += state.buffered_bytes
                     state.drop_fetched()
                     # The next fetch finds the error again, after the records that are dropped here.
@@ -482,7 +481,7 @@ class Fetcher:
     @property
     def has_data(self) -> bool:
         """Whether `take` may return records or raise."""
-        return any(not self._partitions[tp].is_paused for tp in self._ready)
+        return not self._ready.keys() <= self.paused
 
     def error_of(self, tp: TopicPartition) -> PenstockError | None:
         """Return the error of the partition's fetch, lookup or batch, until `take` has raised it.
@@ -503,9 +502,9 @@ class Fetcher:
         records_left = max_records
         bytes_left = TAKEN_BYTES
         for tp in list(self._ready):
-            state = self._partitions[tp]
-            if state.is_paused:
+            if tp in self.paused:
                 continue
+            state = self._partitions[tp]
             # The next call raises the error.
             if fetched and state.error is not None and not state.completed_fetches:
                 break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -119,6 +120,25 @@ async def test_a_pause_in_the_body_holds_for_the_next_record(cluster: FakeCluste
         assert [offset for tp, offset in found[1:] if tp != first] == list(range(RECORDS))
         consumer.resume(first)
         assert await offsets_of(consumer, RECORDS - 1) == list(range(1, RECORDS))
+
+
+async def test_a_record_does_not_visit_all_partitions(cluster: FakeCluster) -> None:
+    """Otherwise the time of each record would grow with the number of assigned partitions."""
+
+    class Counting(dict[TopicPartition, Any]):
+        visits = 0
+
+        def items(self) -> Any:
+            self.visits += 1
+            return super().items()
+
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        await offsets_of(consumer, 1)
+        partitions = consumer._fetcher._partitions = Counting(consumer._fetcher._partitions)
+        await offsets_of(consumer, RECORDS - 1)
+        # A fetch in the background may visit them.
+        assert partitions.visits < RECORDS // 2
 
 
 async def test_a_rebalance_in_the_body_returns_each_record_once(cluster: FakeCluster) -> None:

@@ -273,7 +273,7 @@ def test_a_paused_partition() -> None:
     scene = Scene().at(a0=0, a1=0)
     scene.respond_to_all(a0=batch(0, 3))
     scene.fetcher.pause(A0)
-    assert (scene.fetcher.has_data, scene.take(), scene.fetcher.paused()) == (False, {}, {A0})
+    assert (scene.fetcher.has_data, scene.take(), scene.fetcher.paused) == (False, {}, {A0})
     assert scene.fetches()[1].wanted == {A1: 0}
     scene.fetcher.resume(A0)
     assert scene.take() == {A0: [0, 1, 2]}
@@ -404,7 +404,7 @@ def test_an_assignment_forgets_or_keeps() -> None:
     under_way = scene.fetches()[1]
     scene.fetcher.pause(A0)
     scene.fetcher.assign([A0, B0], kept=[A0, A1, B0])
-    assert (scene.fetcher.assignment, scene.fetcher.paused()) == ({A0, B0}, {A0})
+    assert (scene.fetcher.assignment, scene.fetcher.paused) == ({A0, B0}, {A0})
     assert (scene.fetcher.position(A0), scene.fetcher.position(B0)) == (0, None)
     scene.fetcher.resume(A0)
     scene.respond(under_way, a0=batch(3, 1), a1=batch(3, 1))
@@ -806,7 +806,7 @@ def test_whatever_happens_records_come_once_and_in_order(steps: list[tuple[str, 
     def take(limit: int | None) -> None:
         for tp, offsets in scene.take(limit).items():
             assert offsets == list(range(expected[tp], expected[tp] + len(offsets)))
-            assert tp not in scene.fetcher.paused()
+            assert tp not in scene.fetcher.paused
             expected[tp] += len(offsets)
             assert scene.fetcher.position(tp) == expected[tp]
 
