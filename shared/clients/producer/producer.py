@@ -38,6 +38,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.connection.offsets import checked_offsets
 from penstock.shared.clients.interceptors.interceptors import ProducerInterceptor, ProducerInterceptors
 from penstock.shared.clients.producer.buffer_pool import BufferPool, HeldUpShare
 from penstock.shared.clients.producer.bulk_append import NO_HEADERS, Bulk, ColumnBulk, bulk_of
@@ -574,23 +575,25 @@ class Producer:
             raise
 
     async def send_offsets_to_transaction(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: GroupMetadata
     ) -> None:
         """Commit a consumer's offsets with the transaction. The group's generation and member id fence old members
         (KIP-447).
 
         After KafkaTimeout, IllegalGeneration, UnknownMember, FencedInstanceId or AuthorizationFailed (of the group),
-        or if the call is cancelled, abort the transaction; the producer can go on. Also raises ProducerFenced.
+        or if the call is cancelled, abort the transaction; the producer can go on. Also raises ProducerFenced. Raises
+        ValueError or TypeError for an invalid offset before any request.
         """
         self._check_usable()
         txn = self._require_transaction()
         txn.check_open("send_offsets_to_transaction")
-        if not offsets:
+        checked = checked_offsets(offsets)
+        if not checked:
             return
         number = txn.number
         try:
             with self._note_transaction_errors(txn):
-                await self._sender.transaction_requests.add_offsets(offsets, group, first=txn.adding())
+                await self._sender.transaction_requests.add_offsets(checked, group, first=txn.adding())
         except asyncio.CancelledError:
             # The coordinator may lack the offsets, and so may a commit.
             self._fail_transaction(TransactionAborted("send_offsets_to_transaction was cancelled"), number)

@@ -295,6 +295,17 @@ async def test_a_cancelled_call_with_offsets_fails_the_transaction() -> None:
         assert cluster.committed("g")[TP].offset == 1
 
 
+async def test_offsets_are_checked_before_a_request() -> None:
+    """An offset may be a number, as in a consumer's commit. An invalid one leaves the transaction as it was."""
+    async with producing(transactional_id="x") as (cluster, producer):
+        await producer.init_transactions()
+        async with producer.transaction():
+            with pytest.raises(ValueError, match="t-0"):
+                await producer.send_offsets_to_transaction({TP: -1}, GroupMetadata("g"))
+            await producer.send_offsets_to_transaction({TP: 3}, GroupMetadata("g"))
+        assert cluster.committed("g")[TP] == OffsetAndMetadata(3)
+
+
 async def test_an_abort_of_a_transaction_whose_begin_had_no_response() -> None:
     """The coordinator began the transaction, but its response was lost. The abort ends the transaction there."""
     async with producing(transactional_id="x") as (cluster, producer):
