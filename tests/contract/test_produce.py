@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from penstock.shared.clients.protocol.record_batches import crc32c
+from penstock.shared.clients.protocol.record_batches import crc32c, new_batch_builder, seal_batch
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Message
 from penstock.shared.testing.fake_broker.broker_batches import CONTROL_MASK, CRC_AT
 from penstock.shared.testing.fake_broker.broker_batches import CRC_COVERS_FROM as ATTRIBUTES_AT
@@ -127,11 +127,18 @@ async def test_a_batch_can_be_too_large(wire: Wire, name: str) -> None:
 
 
 async def test_the_future_is_limited(wire: Wire, name: str) -> None:
-    """A record's timestamp may be ahead by `message.timestamp.after.max.ms`, by default an hour."""
+    """A record's timestamp may be ahead by `message.timestamp.after.max.ms`, by default an hour. The response names
+    all records that are further ahead."""
     await created(wire, name)
     await created(wire, f"{name}-any", message_timestamp_after_max_ms=str(2**63 - 1))
-    ahead = batch(b"v", at_ms=int(time.time() * 1000) + 2 * HOUR_MS)
+    now_ms = int(time.time() * 1000)
+    ahead = batch(b"v", at_ms=now_ms + 2 * HOUR_MS)
     assert await produce_result(Log(wire, name), ahead) == ("INVALID_TIMESTAMP", -1)
+    builder = new_batch_builder(1_000, False)
+    for index, ahead_hours in enumerate((0, 2, 0, 3)):
+        builder.append(index, now_ms + ahead_hours * HOUR_MS, None, b"v", [])
+    row = await Log(wire, name).produce(seal_batch(builder, (-1, -1, -1)))
+    assert [error.batch_index for error in row.record_errors] == [1, 3]
     assert await produce_result(Log(wire, f"{name}-any"), ahead) == ("NONE", 0)
 
 

@@ -1,14 +1,15 @@
 """The end of a batch: it is acknowledged, retried, split, or failed. There is no I/O here.
 
 A response completes a batch, fails it, splits it, or puts it back into its partition's queue with a backoff of its
-own. After `delivery_timeout_ms` a batch fails in any state. If it fails in flight, its memory is released at the end of
-its request, which still reads it.
+own. If some of its records are invalid, only these fail. After `delivery_timeout_ms` a batch fails in any state. If it
+fails in flight, its memory is released at the end of its request, which still reads it.
 """
 
 from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Sequence
 
 from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
@@ -67,6 +68,18 @@ epochs, sequences and transaction states that a new epoch corrects (KIP-360). IN
 response after the coordinator has timed the transaction out (KIP-588). The abort requests the next epoch, which shows
 whether a newer producer exists."""
 RETRY_BACKOFF_JITTER = 0.2
+
+
+def _cuts_around(invalid: Sequence[int], count: int) -> list[int]:
+    """Return the indices at which the records of a batch change between valid and invalid ones.
+
+    >>> _cuts_around([0, 3, 4], 6), _cuts_around([], 2), _cuts_around([0, 1], 2)
+    ([1, 3, 5], [], [])
+    """
+    if not invalid:
+        return []
+    wrong = set(invalid)
+    return [index for index in range(1, count) if (index in wrong) != (index - 1 in wrong)]
 
 
 class BatchCompletion:
@@ -157,7 +170,7 @@ class BatchCompletion:
         """Handle the broker's response for a batch. The batch is no longer in flight."""
         self._accumulator.landed(batch)
         code = response.error_code
-        # There are five cases (compare Java's `Sender.completeBatch`).
+        # There are six cases (compare Java's `Sender.completeBatch`).
         #
         # 1. The batch is in the log. DUPLICATE_SEQUENCE_NUMBER means that an earlier attempt succeeded (KIP-98) and
         #    that the broker no longer knows its offset: for one of the last five batches it answers with the offset.
@@ -176,11 +189,21 @@ class BatchCompletion:
             return
         # 3. The broker's limit is smaller than the batch: send it in parts (KIP-126).
         if code == MESSAGE_TOO_LARGE and batch.count > 1 and not self._transaction_is_lost():
-            self._metrics.split(batch.tp.topic)
             log.info("a batch is too large for the broker: split", topic_partition=str(batch.tp), records=batch.count)
-            self._accumulator.replace(batch, batch.split(), now_ms)
+            for part in self._split_batch(batch):
+                self._accumulator.reenqueue(part, now_ms)
             return
-        # 4. The broker rejected the sequence number or epoch (KIP-98): the batch is not in the log, whatever became of
+        # 4. Some of its records are invalid, and the broker names all of these (KIP-467): the others are sent again.
+        #    If an earlier attempt may have succeeded, they could be stored twice, so the whole batch fails (case 6).
+        if (cuts := _cuts_around(response.invalid, batch.count)) and not batch.fate_unknown:
+            parts = self._split_batch(batch, cuts)
+            # Parts of valid and of invalid records alternate.
+            first_valid = int(0 in response.invalid)
+            for part in parts[first_valid::2]:
+                self._accumulator.reenqueue(part, now_ms)
+            self._fail_invalid_parts(parts[1 - first_valid :: 2], error)
+            return
+        # 5. The broker rejected the sequence number or epoch (KIP-98): the batch is not in the log, whatever became of
         #    earlier attempts.
         if isinstance(error, OutOfOrderSequence | ProducerFenced) and batch.sequenced:
             batch.fate_unknown = False
@@ -193,7 +216,7 @@ class BatchCompletion:
             # (Java: `TransactionManager.canRetry`). NotLeaderOrFollower stands for any retriable error here.
             if self._transaction is None or (pending and isinstance(error, OutOfOrderSequence)):
                 error = NotLeaderOrFollower(str(error))
-        # 5. Any other error decides by its class whether the batch is retried.
+        # 6. Any other error decides by its class whether the batch is retried.
         self._handle_rejected_batch(batch, error, now_ms, alone=code in ENDS_TRANSACTION_ALONE)
 
     def unanswered(self, batch: ProducerBatch, error: PenstockError, now_ms: int) -> None:
@@ -305,6 +328,21 @@ class BatchCompletion:
         batch.complete(response.base_offset, response.log_append_time)
         self._metrics.acknowledged(batch.tp.topic, batch.count, batch.size(), now_ms - batch.created_ms)
         self._finish_batch(batch)
+
+    def _split_batch(self, batch: ProducerBatch, cuts: Sequence[int] = ()) -> list[ProducerBatch]:
+        self._metrics.split(batch.tp.topic)
+        parts = batch.split(cuts)
+        self._accumulator.replace(batch, parts)
+        return parts
+
+    def _fail_invalid_parts(self, parts: list[ProducerBatch], error: PenstockError) -> None:
+        for part in parts:
+            # A callback of an earlier part may have ended this one.
+            if part.state is not BatchState.DONE:
+                self.fail(part, error)
+        # The valid records then fail with TransactionAborted.
+        if self._transaction is not None:
+            self.fail_transaction(error)
 
     def _was_given_up_in_flight(self, batch: ProducerBatch) -> bool:
         """Return whether the batch was given up while its request was in flight. If so, release its memory, and note

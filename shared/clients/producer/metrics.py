@@ -136,7 +136,7 @@ class ProducerMetrics:
         self._splits = counter(
             registry,
             "producer_batch_split",
-            "Batches that were split because they were too large for the broker.",
+            "Batches that were split: too large for the broker, or with some invalid records.",
             "topic",
         )
         self._queued = histogram(
@@ -272,7 +272,7 @@ class ProducerMetrics:
         self._again.record(records, self._now_ms())
 
     def split(self, topic: str) -> None:
-        """Count a batch that is split in two."""
+        """Count a batch that is split."""
         self._splits.labels(topic=topic).inc()
         self.totals["batch_split_total"] += 1
 

@@ -3,7 +3,7 @@
 The batch has the future. A record has only its index, and its metadata is made when it is requested.
 
     OPEN ──full, linger, flush──▶ OUT ◀──retry──▶ QUEUED
-                                   │└── too large for the broker ──▶ SPLIT (its parts are QUEUED)
+                                   │└── too large, or some records invalid ──▶ SPLIT (its parts are QUEUED)
                                    └── acknowledged, or a final error ──▶ DONE
     OPEN, QUEUED ──expired, failed──▶ DONE
 
@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from enum import Enum, auto
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from penstock.shared.clients.protocol.record_batches import (
@@ -286,25 +287,28 @@ class ProducerBatch:
         self.producer_state = state
         return self._data
 
-    def split(self) -> list[ProducerBatch]:
-        """Return two batches with this batch's records, cut near half of the bytes.
+    def split(self, cuts: Sequence[int] = ()) -> list[ProducerBatch]:
+        """Return batches with this batch's records. Each of `cuts` is the index of a part's first record, ascending and
+        without the 0. By default there are two parts, cut near half of the bytes.
 
-        They have this batch's age, and share its callbacks and memory.
+        The parts have this batch's age, and share its callbacks and memory.
         """
-        assert self._data is not None, "only a batch that was sent can turn out too large"
+        assert self._data is not None, "only a batch that was sent is split"
         assert self.count > 1, "one record cannot be split"
         records = read_batch_records(self._data)
         # 1. Cut where half of the bytes are reached, with at least one record on each side. A part that is too large
         #    again is split again.
-        sizes = [len(key or b"") + len(value or b"") + 1 for _, key, value, _ in records]
-        total = sum(sizes)
-        so_far = 0
-        cut = 0
-        while cut < self.count - 1 and (cut == 0 or so_far + sizes[cut] <= total // 2):
-            so_far += sizes[cut]
-            cut += 1
+        if not cuts:
+            sizes = [len(key or b"") + len(value or b"") + 1 for _, key, value, _ in records]
+            total = sum(sizes)
+            so_far = 0
+            cut = 0
+            while cut < self.count - 1 and (cut == 0 or so_far + sizes[cut] <= total // 2):
+                so_far += sizes[cut]
+                cut += 1
+            cuts = [cut]
         # 2. Make the parts.
-        for start, end in ((0, cut), (cut, self.count)):
+        for start, end in pairwise([0, *cuts, self.count]):
             part = ProducerBatch(self.tp, UNLIMITED, self.compression, self.transactional, self.created_ms)
             for index, record in enumerate(records[start:end]):
                 part.append(index, *record)
@@ -325,8 +329,9 @@ class ProducerBatch:
             self.parts.append((start, part))
         # 3. Hand over the memory, so that it is released once, and wake up the waiters: they go on to the parts.
         parts = [part for _, part in self.parts]
-        parts[0].memory = self.memory // 2
-        parts[1].memory = self.memory - parts[0].memory
+        for part in parts[1:]:
+            part.memory = self.memory // len(parts)
+        parts[0].memory = self.memory - sum(part.memory for part in parts[1:])
         self.memory = 0
         self.callbacks = []
         self.state = BatchState.SPLIT

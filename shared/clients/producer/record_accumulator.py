@@ -270,12 +270,10 @@ class RecordAccumulator:
         insort(queue.queued, batch, key=lambda each: each.order)
         self._active[queue] = None
 
-    def replace(self, batch: ProducerBatch, parts: list[ProducerBatch], retry_at_ms: int) -> None:
-        """Replace a batch by its parts, which go into its partition's queue."""
+    def replace(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
+        """Replace a batch by its parts. The caller then calls `reenqueue` for those to send."""
         # The parts take the batch's position, since `expire` relies on the order of age.
         self.incomplete = {each: None for known in self.incomplete for each in (parts if known is batch else (known,))}
-        for part in parts:
-            self.reenqueue(part, retry_at_ms)
 
     def renumber(self, tp: TopicPartition) -> None:
         """Clear the sequence numbers of a partition's queued batches."""

@@ -51,6 +51,8 @@ class PartitionProduceResponse(NamedTuple):
     detail: str = ""
     leader: int | None = None
     """The partition's new leader, if the queried broker is not the leader and knows it (KIP-951)."""
+    invalid: tuple[int, ...] = ()
+    """The indices in the batch of all invalid records, if the batch was rejected because of them (KIP-467)."""
 
 
 class ProduceResponse:
@@ -90,9 +92,11 @@ class ProduceResponse:
 def _read_partition(reader: FlexibleReader) -> tuple[int, PartitionProduceResponse]:
     partition, code, offset, append_time, _ = reader.read_struct(_partition)
     rejected = []
+    invalid = []
     for _ in range(reader.unsigned_varint() - 1):
         (index,) = reader.read_struct(_int32)
         why = reader.compact_string()
+        invalid.append(index)
         rejected.append(f"record {index} of the batch" + (f": {why}" if why else ""))
         reader.tagged_fields()
     message = reader.compact_string()
@@ -101,7 +105,7 @@ def _read_partition(reader: FlexibleReader) -> tuple[int, PartitionProduceRespon
     leader = leader_in(tags, LEADER_TAG) if code else None
     # The message is about the batch, the others about single records of it (KIP-467).
     detail = "; ".join([*([message] if message else []), *rejected])
-    return partition, PartitionProduceResponse(code, offset, append_time, detail, leader)
+    return partition, PartitionProduceResponse(code, offset, append_time, detail, leader, tuple(invalid))
 
 
 class ProduceStruct(FlexibleStruct):

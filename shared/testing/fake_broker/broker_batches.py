@@ -2,14 +2,16 @@
 
 When a broker appends a batch, it sets the batch's offset and leader epoch. Both are before the bytes that the checksum
 covers, so the broker need not change the rest. With LogAppendTime it also sets the timestamp and computes the checksum
-again. Records are decoded only to look up an offset by time, and to return written records to a test.
+again. Records are decoded only to look up an offset by time, to check timestamps, and to return written records to a
+test.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from penstock.shared.clients.protocol.record_batches import crc32c, read_batches
 from penstock.shared.common.records import ConsumerRecord
@@ -82,11 +84,15 @@ def next_sequence(sequence: int, step: int = 1) -> int:
 
 
 class InvalidBatch(ValueError):
-    """Bytes that a broker does not append, with the error code of the response."""
+    """Bytes that a broker does not append, with the error code of the response.
 
-    def __init__(self, code: ErrorCode, why: str) -> None:
+    `records` has the error messages of single records, by their index in the batch.
+    """
+
+    def __init__(self, code: ErrorCode, why: str, records: Mapping[int, str] = MappingProxyType({})) -> None:
         super().__init__(why)
         self.code = code
+        self.records = records
 
 
 def parse(data: bytes | None) -> BrokerBatch:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker.broker_batches import BrokerBatch, InvalidBatch, parse
+from penstock.shared.testing.fake_broker.broker_batches import BrokerBatch, InvalidBatch, parse, records
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.handler_responses import CloseConnection, DelayedResponse, Response
@@ -84,7 +84,8 @@ def _append_to_log(state: ClusterState, partition: Partition, data: bytes | None
         if batch.is_transactional:
             _check_transaction(state, partition, batch, request)
     except InvalidBatch as e:
-        return Message(partition=tp.partition, error_code=e.code, error_message=str(e))
+        errors = [Message(batch_index=index, batch_index_error_message=why) for index, why in e.records.items()]
+        return Message(partition=tp.partition, error_code=e.code, error_message=str(e), record_errors=errors)
     stamp_ms = now_ms if topic.config("message.timestamp.type") == "LogAppendTime" else -1
     appended = partition.log.append(batch, partition.leader_epoch, stamp_ms)
     if isinstance(appended, ErrorCode):
@@ -112,11 +113,17 @@ def _check_batch(partition: Partition, topic: BrokerTopic, batch: BrokerBatch, r
     if len(batch.data) > limit:
         raise InvalidBatch(ErrorCode.MESSAGE_TOO_LARGE, f"the batch has {len(batch.data)} bytes, {limit} at most")
     if topic.config("message.timestamp.type") == "CreateTime":
-        ahead_ms = batch.max_timestamp - now_ms
-        if ahead_ms > int(topic.config("message.timestamp.after.max.ms")):
-            raise InvalidBatch(ErrorCode.INVALID_TIMESTAMP, f"a record is {ahead_ms} ms ahead of the broker's time")
-        if -ahead_ms > int(topic.config("message.timestamp.before.max.ms")):
-            raise InvalidBatch(ErrorCode.INVALID_TIMESTAMP, f"a record is {-ahead_ms} ms behind the broker's time")
+        earliest_ms = now_ms - int(topic.config("message.timestamp.before.max.ms"))
+        latest_ms = now_ms + int(topic.config("message.timestamp.after.max.ms"))
+        # The header has the highest timestamp. Without a lower limit a valid batch need not be decoded.
+        if batch.max_timestamp > latest_ms or earliest_ms > 0:
+            errors = {
+                index: f"timestamp {record.timestamp} is out of range"
+                for index, record in enumerate(records(batch, *partition.topic_partition))
+                if not earliest_ms <= record.timestamp <= latest_ms
+            }
+            if errors:
+                raise InvalidBatch(ErrorCode.INVALID_TIMESTAMP, "records have invalid timestamps", errors)
 
 
 def _check_transaction(state: ClusterState, partition: Partition, batch: BrokerBatch, request: Request) -> None:

@@ -7,6 +7,7 @@ sets the time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -162,10 +163,10 @@ class Harness:
         """Runs a turn after every backoff has elapsed."""
         return self.after(2 * self.settings.retry_backoff_max_ms)
 
-    def respond(self, batch: ProducerBatch, code: int = 0, offset: int | None = None, detail: str = "") -> None:
+    def respond(self, batch: ProducerBatch, code: int = 0, offset: int | None = None, **more: Any) -> None:
         """Responds to a batch, by default with offset 0 for a success and none for an error."""
         at = offset if offset is not None else -1 if code else 0
-        self.completion.answered(batch, PartitionProduceResponse(code, at, detail=detail), self.now_ms)
+        self.completion.answered(batch, PartitionProduceResponse(code, at, **more), self.now_ms)
 
     def lose(self, batch: ProducerBatch, error: PenstockError | None = None) -> None:
         """Closes the connection or times the request out without a response."""

@@ -120,12 +120,44 @@ def test_the_brokers_own_words_are_in_the_error() -> None:
         assert str(record.fate) == wanted
 
 
-def test_a_batch_is_rejected_as_a_whole() -> None:
-    """If the broker names invalid records, every record's error lists them."""
+@pytest.mark.parametrize("invalid", [(1,), (0,), (2, 3), (0, 2), (0, 1, 2, 3)])
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_only_invalid_records_of_a_batch_fail(invalid: tuple[int, ...], idempotent: bool) -> None:
+    """The others are stored in order. A gap in the sequence numbers is closed by a new epoch."""
+    core = Harness(enable_idempotence=idempotent)
+    records = [core.send(value=b"%d" % i) for i in range(4)]
+    core.respond(core.turn_one(), INVALID_RECORD, detail="no key", invalid=invalid)
+    stored: list[bytes] = []
+    next_sequence: dict[int, int] = {}
+    while sent := core.turn() or core.after_backoff():
+        for batch in sent:
+            epoch, sequence = core.state(batch)
+            if idempotent and sequence != next_sequence.setdefault(epoch, 0):
+                core.respond(batch, OUT_OF_ORDER)
+                continue
+            core.respond(batch, offset=len(stored))
+            stored += core.values(batch)
+            next_sequence[epoch] = sequence + batch.count
+    valid = [record for i, record in enumerate(records) if i not in invalid]
+    assert stored == [record.value for record in valid]
+    assert [record.offset for record in valid] == list(range(len(valid)))
+    assert all(isinstance(records[i].fate, InvalidRequest) for i in invalid)
+    assert core.all_memory_is_back
+
+
+@pytest.mark.parametrize(("is_lost", "invalid"), [(False, ()), (True, (1,)), (False, (7,))])
+def test_a_batch_is_rejected_as_a_whole(is_lost: bool, invalid: tuple[int, ...]) -> None:
+    """This happens if the broker names no invalid record, or if an earlier attempt may have stored the batch: parts of
+    it could be stored twice."""
     core = Harness()
     records = [core.send() for _ in range(3)]
-    core.respond(core.turn_one(), 87, detail="record 1 of the batch: no key")
-    assert {str(record.fate) for record in records} == {"t-0: INVALID_RECORD: record 1 of the batch: no key"}
+    batch = core.turn_one()
+    if is_lost:
+        core.lose(batch)
+        assert core.after_backoff() == [batch]
+    core.respond(batch, INVALID_RECORD, detail="no key", invalid=invalid)
+    assert {str(record.fate) for record in records} == {"t-0: INVALID_RECORD: no key"}
+    assert core.all_memory_is_back
 
 
 def test_an_error_of_one_partition_does_not_affect_others() -> None:

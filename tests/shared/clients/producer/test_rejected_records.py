@@ -105,6 +105,15 @@ async def test_a_rejected_record_of_a_bulk_aborts_the_transaction(error: type[Ex
         assert values(cluster) == [b"next"]
 
 
+async def test_a_record_that_the_broker_rejects_fails_alone() -> None:
+    """The other records of its batch are stored."""
+    async with producing() as (cluster, producer):
+        made = [ProducerRecord("t", b"%d" % i, timestamp=2**50 if i == 1 else None) for i in range(3)]
+        results = await (await producer.send_many(made))
+        assert [type(result) for result in results] == [RecordMetadata, InvalidTimestamp, RecordMetadata]
+        assert values(cluster) == [b"0", b"2"]
+
+
 async def test_every_rejected_record_of_a_bulk_has_its_own_error() -> None:
     """This holds even if an earlier record has failed the transaction. Valid records fail because they were not
     sent."""

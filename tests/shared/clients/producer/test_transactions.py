@@ -22,6 +22,7 @@ from penstock.shared.common.errors import (
     FencedInstanceId,
     IllegalState,
     InvalidProducerIdMapping,
+    InvalidRequest,
     InvalidTxnState,
     NotEnoughReplicas,
     OutOfOrderSequence,
@@ -38,6 +39,7 @@ from tests.shared.clients.producer.harness import (
     ABORTABLE,
     CLUSTER_AUTHORIZATION,
     FENCED,
+    INVALID_RECORD,
     INVALID_TXN_STATE,
     NOT_LEADER,
     OLD_EPOCH,
@@ -737,6 +739,22 @@ def test_a_split_in_a_transaction() -> None:
     assert [record.offset for record in records] == [1, 2]
     assert transaction.state is TxnState.IN_TRANSACTION
     assert core.after(20_000) == []
+
+
+@pytest.mark.parametrize("is_aborting", [False, True])
+def test_an_invalid_record_in_a_transaction(is_aborting: bool) -> None:
+    """It has its own error. The valid records of its batch were not written because of it."""
+    core, transaction = open_transaction()
+    records = [core.send() for _ in range(4)]
+    batch = core.turn_one()
+    if is_aborting:
+        core.completion.fail_transaction(RecordTooLarge("of another partition"))
+    core.respond(batch, INVALID_RECORD, invalid=(0, 2))
+    errors = [InvalidRequest, TransactionAborted, InvalidRequest, TransactionAborted]
+    assert [type(record.fate) for record in records] == errors
+    assert transaction.state is TxnState.ABORTABLE_ERROR
+    assert core.after_backoff() == []
+    assert core.all_memory_is_back
 
 
 def test_a_rejected_number_is_used_again_after_the_abort() -> None:

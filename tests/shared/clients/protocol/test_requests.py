@@ -352,6 +352,7 @@ def test_error_messages_of_the_batch_and_its_records() -> None:
         row = Message(partition=0, error_code=CODE_OF["INVALID_RECORD"], record_errors=errors, error_message=message)
         response = produce_response(Message(topics=[Message(name="a", partitions=[row])]), 9).partitions["a", 0]
         assert response.detail == wanted + "record 1 of the batch: no key; record 4 of the batch"
+        assert response.invalid == (1, 4)
 
 
 def test_a_produce_response_by_hand() -> None:
