@@ -48,7 +48,8 @@ class Bulk:
         self._rest = iter(() if isinstance(records, RecordColumns) else records)
         self._locations = DeliveryLocations()
         self._sent_alone: dict[int, Delivery] = {}
-        self._ended: PenstockError | None = None
+        self.ended: PenstockError | None = None
+        """The error after which no record is taken (see `failed`)."""
         self._unknown: dict[tuple[str, int | None], PenstockError] = {}
         self.stop = len(records)
         """The index of the record before which `fill` ends."""
@@ -71,7 +72,7 @@ class Bulk:
         `failed`), appends nothing and returns the next record.
         """
         # A topic that is not in `topics` needs more, so the first record is returned.
-        if self._ended is not None:
+        if self.ended is not None:
             topics = {}
         run = self._locations.begin()
         try:
@@ -133,7 +134,7 @@ class Bulk:
         known = self._unknown.get((record.topic, None))
         if known is None and record.partition is not None:
             known = self._unknown.get((record.topic, record.partition))
-        return known or self._ended
+        return known or self.ended
 
     def failed(self, record: ProducerRecord, error: Exception, *, whole_topic: bool = False) -> None:
         """Note that the next record was rejected.
@@ -146,7 +147,7 @@ class Bulk:
         # Without these rules every later record would wait for `max_block_ms` again: a bulk of 1,000 for 17 hours.
         # 1. The buffer has stayed full, or the transaction cannot be committed: no later record is taken.
         if isinstance(error, BufferExhausted | TransactionAborted):
-            self._ended = error
+            self.ended = error
         elif isinstance(error, UnknownTopicOrPartition):
             self.impatient.add(record.topic)
             # 2. The topic is unknown: so it is for every later record of the topic.
@@ -156,6 +157,12 @@ class Bulk:
             elif record.partition is not None:
                 self._unknown[record.topic, record.partition] = error
         self._locations.add(error, -1)
+
+    def reject_rest(self, error: PenstockError) -> None:
+        """Note that all later records were rejected."""
+        left = len(self.records) - len(self)
+        self.rejections += left
+        self._locations.add_slice(left, [(error, -1, np.arange(left))])
 
     def add_delivery(self, delivery: Delivery) -> None:
         """Note that the next record was sent alone, with this delivery."""
@@ -205,7 +212,7 @@ class ColumnBulk(Bulk):
         """
         self.rejections += records
         self.first_rejection = self.first_rejection or error
-        self._ended = error if isinstance(error, BufferExhausted | TransactionAborted) else self._ended
+        self.ended = error if isinstance(error, BufferExhausted | TransactionAborted) else self.ended
 
     def _append_records(self, topics: Mapping[str, Topic], run: Run) -> ProducerRecord | None:
         columns = self.columns

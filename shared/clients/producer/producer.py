@@ -27,6 +27,7 @@ If the delivery of a record times out while its request is in flight, the record
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -97,6 +98,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
+REJECTIONS_A_TURN = 1_000
+"""After so many records with the error of an earlier one, `send_many` yields to the event loop."""
 YIELD_EVERY_BATCHES = 32
 """The number of new batches that sends may open before they yield to the event loop, so that other tasks can run."""
 
@@ -377,6 +380,9 @@ class Producer:
             while len(bulk) < len(bulk.records):
                 # After a record that has failed while it waited, too.
                 self._check_transaction_number(number)
+                if isinstance(bulk.ended, BufferExhausted):
+                    self._reject_rest(bulk, bulk.ended)
+                    break
                 if isinstance(bulk, ColumnBulk) and len(bulk) == bulk.stop:
                     await self._take_columns(bulk, number)
                     continue
@@ -726,12 +732,15 @@ class Producer:
     async def _take_bulk_record(self, bulk: Bulk, record: object, number: int) -> None:
         """Enqueue the next record of a bulk. An error that `send` would raise becomes the record's result. Only
         IllegalState is raised, and TypeError for an object that is not a ProducerRecord."""
-        if not isinstance(record, ProducerRecord):
-            raise TypeError(f"send_many: record {len(bulk)} is a {type(record).__name__}, not a ProducerRecord")
+        record = _checked_bulk_record(record, len(bulk))
+        if (known := bulk.rejected(record)) is not None:
+            # Not raised: each raise would extend the traceback of the shared error.
+            self._count_rejected(record, known)
+            bulk.failed(record, self._error_of_record(record, known))
+            if not bulk.rejections % REJECTIONS_A_TURN:
+                await asyncio.sleep(0)
+            return
         try:
-            if (known := bulk.rejected(record)) is not None:
-                self._count_rejected(record, known)
-                raise known
             if record.timestamp is None:
                 record = msgspec.structs.replace(record, timestamp=bulk.timestamp)
             delivery = await self._take_record(record, None, number, patient=record.topic not in bulk.impatient)
@@ -744,6 +753,18 @@ class Producer:
             bulk.failed(record, self._error_of_record(record, e), whole_topic=unknown)
         else:
             bulk.add_delivery(delivery)
+
+    def _reject_rest(self, bulk: Bulk, error: BufferExhausted) -> None:
+        """Reject all later records of a bulk in one step."""
+        if isinstance(bulk, ColumnBulk):
+            counts = Counter({bulk.columns.topic: len(bulk.records) - len(bulk)})
+        else:
+            rest = enumerate(bulk.records[len(bulk) :], len(bulk))
+            counts = Counter(_checked_bulk_record(record, index).topic for index, record in rest)
+        for topic, count in counts.items():
+            self._metrics.failed(topic, count)
+        self._metrics.buffer_exhausted(counts.total())
+        bulk.reject_rest(error)
 
     def _count_rejected(self, record: ProducerRecord, error: Exception) -> None:
         self._metrics.failed(record.topic, 1)
@@ -1009,6 +1030,12 @@ class UntilClosed:
         now = asyncio.get_running_loop().time()
         while self._waits:
             self._waits.pop().reschedule(now)
+
+
+def _checked_bulk_record(record: object, index: int) -> ProducerRecord:
+    if not isinstance(record, ProducerRecord):
+        raise TypeError(f"send_many: record {index} is a {type(record).__name__}, not a ProducerRecord")
+    return record
 
 
 def _load_slices() -> ModuleType | None:

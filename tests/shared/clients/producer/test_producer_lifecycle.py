@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from typing import Any
 
 import pytest
@@ -21,8 +22,9 @@ from penstock.shared.common.errors import (
     KafkaTimeout,
     RecordTooLarge,
     TransactionAborted,
+    UnknownTopicOrPartition,
 )
-from penstock.shared.common.records import ProducerRecord
+from penstock.shared.common.records import ProducerRecord, RecordColumns
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, Drop, ErrorCode, Fail, FakeCluster, Request
 from tests.shared.clients.producer.clusters import producing
@@ -270,6 +272,25 @@ async def test_exhausted_buffers_are_counted() -> None:
         assert (figures["buffer_exhausted_total"], figures["record_error_total"]) == (4, 4)
         assert figures["buffer_exhausted_rate"] > 0
         await producer.close(timeout_ms=0)
+
+
+@pytest.mark.parametrize("cause", ["buffer", "topic", "columns"])
+async def test_the_rest_of_a_rejected_bulk_shares_one_error(cause: str) -> None:
+    """The event loop runs meanwhile, and the traceback of the error has no entry for each record."""
+    count = 5_000
+    async with producing(max_block_ms=50, buffer_memory=1_000, batch_size=1_000) as (cluster, producer):
+        cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS))
+        await producer.send("t", b"x" * 900)
+        topic = "no-topic" if cause == "topic" else "t"
+        records: Any = [ProducerRecord(topic, b"x" * 900) for _ in range(count)]
+        if cause == "columns":
+            records = RecordColumns("t", [None] * count, [b"x" * 900] * count)
+        results = await (await producer.send_many(records))
+        await producer.close(timeout_ms=0)
+        assert all(result is results[0] for result in results)
+        assert isinstance(results[0], UnknownTopicOrPartition if cause == "topic" else BufferExhausted)
+        assert len(traceback.extract_tb(results[0].__traceback__)) < 20
+        assert producer.metrics()["record_error_total"] == count + 1
 
 
 async def test_begin_finishes_a_failed_abort() -> None:
