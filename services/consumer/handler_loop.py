@@ -148,6 +148,10 @@ class HandlerLoop(RebalanceListener):
             # The records were polled just before the partition was revoked. They are not committed, so the next owner
             # handles them.
             return
+        # The log was truncated. Unfinished records before the truncation are still in the log: read them again.
+        if (first := self.scheduler.truncate(columns.topic_partition, columns.offsets.item(0))) is not None:
+            self._consumer.seek(columns.topic_partition, first)
+            return
         if skipped := self.scheduler.deliver(columns):
             self._metrics.skipped(columns.topic).inc(skipped)
 

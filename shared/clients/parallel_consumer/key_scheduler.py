@@ -122,6 +122,15 @@ class KeyScheduler:
         state.leader_epoch = max(state.leader_epoch, columns.leader_epoch)
         return finished
 
+    def truncate(self, partition: TopicPartition, offset: int) -> int | None:
+        """Note that the next records of a partition begin at `offset`. Call it before `deliver`.
+
+        If this is below the position, the log was truncated there. If the partition has unfinished records before
+        `offset`, forgets all unfinished ones, and returns the offset from which the records must be delivered instead.
+        """
+        state = self._partitions[partition]
+        return None if state.draining else state.truncate(offset)
+
     def pass_over(self, partition: TopicPartition, position: int) -> bool:
         """Note that no record below this offset will be delivered. If no record is unfinished, the offset becomes
         committable.

@@ -97,6 +97,22 @@ class PartitionProgress:
         self.highest = -1
         self.leader_epoch = -1
 
+    def truncate(self, offset: int) -> int | None:
+        """Forget all unfinished records if the log was truncated at `offset`, and some of them are before it.
+
+        Those before `offset` are still in the log. Returns the offset of the first one: deliver again from there. The
+        records before `offset` that are finished are then skipped. Returns None if there is nothing to deliver again.
+        """
+        if self.position is None or offset >= self.position or self.head is None or self.head.offset >= offset:
+            return None
+        first = self.head.offset
+        finished = [(begin, min(end, offset - 1)) for begin, end in self._finished_offset_ranges() if begin < offset]
+        self.rewind()
+        self.known.extend(finished)
+        self.highest = finished[-1][1] if finished else -1
+        self.position = first
+        return first
+
     def deliver(self, work: Work) -> bool:
         """Append a record, unless the metadata of the commit marks it as finished. Returns whether it was appended. A
         record at a lower offset than expected first calls `rewind`."""

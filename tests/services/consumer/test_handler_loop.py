@@ -321,6 +321,29 @@ async def test_a_due_retry_waits_for_the_commit_of_the_output() -> None:
     assert runner.finished == 1
 
 
+async def test_a_truncated_log_loses_no_unfinished_record() -> None:
+    """The unfinished records before the truncation are still in the log, and are read again."""
+    gate = asyncio.Event()
+    handled: list[int] = []
+
+    async def handle(record: ConsumerRecord) -> None:
+        await gate.wait()
+        handled.append(record.offset)
+
+    async with broker(0) as cluster:
+        async with serving(cluster, handle, max_concurrency=2) as runner:
+            await until(lambda: T in runner._consumer.assignment() and runner._consumer.known_position(T) == 0)
+            for _ in range(10):
+                await send(cluster, 1)
+            await until(lambda: runner.scheduler.unfinished(T) == 10)
+            cluster.lose_records(T, 6)
+            await send(cluster, 2)
+            await until(lambda: runner._consumer.known_position(T) == 8)
+            gate.set()
+            await until(lambda: T in cluster.committed("g") and cluster.committed("g")[T].offset == 8)
+        assert set(handled) == set(range(8))
+
+
 async def test_records_that_an_earlier_owner_has_finished_are_counted() -> None:
     """The metric counts the records that the commit's metadata marks as finished. Records that come during a drain are
     not counted: the next owner handles them.

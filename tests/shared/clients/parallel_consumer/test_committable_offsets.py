@@ -118,6 +118,29 @@ def test_a_redelivery_resets_the_progress() -> None:
     assert (progress.unfinished, progress.runs, progress.highest, progress.leader_epoch) == (2, 0, -1, -1)
 
 
+@pytest.mark.parametrize(
+    ("at", "first", "finished"),
+    [(9, 5, [(6, 6), (8, 8)]), (6, 5, []), (7, 5, [(6, 6)]), (5, None, []), (12, None, [])],
+)
+def test_a_truncation_keeps_what_is_before_it(at: int, first: int | None, finished: list[tuple[int, int]]) -> None:
+    """Records before it are delivered again from the first unfinished one on, and those that were finished are
+    skipped."""
+    progress = PartitionProgress(OffsetAndMetadata(5), ())
+    works = {offset: work_at(offset) for offset in range(5, 12)}
+    for work in works.values():
+        progress.deliver(work)
+    for offset in (6, 8, 9, 10):
+        progress.finish(works[offset])
+    assert progress.truncate(at) == first
+    if first is None:
+        assert progress.unfinished == 3
+        return
+    assert ranges_of(progress) == (first, finished)
+    skipped = {offset for known in finished for offset in known}
+    assert {offset for offset in range(first, 12) if not progress.deliver(work_at(offset))} == skipped
+    assert progress.epoch == 1, "results of running records are ignored"
+
+
 def test_a_partition_at_the_log_start() -> None:
     """Offset 0 is a valid position."""
     progress = PartitionProgress(None, ())
