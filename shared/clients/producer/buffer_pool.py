@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
-from penstock.shared.common.errors import BufferExhausted, IllegalState
+from penstock.shared.common.errors import BufferExhausted
 from penstock.shared.common.records import TopicPartition
 
 HELD_UP_SHARE = 0.5
@@ -53,8 +53,7 @@ class BufferPool:
         return True
 
     async def acquire(self, size: int, timeout_ms: float) -> None:
-        """Take `size` bytes, and wait for them if necessary. Raises BufferExhausted once `timeout_ms` has passed,
-        IllegalState if the pool is closed during the wait."""
+        """Take `size` bytes, and wait for them if necessary. Raises BufferExhausted once `timeout_ms` has passed."""
         if self.try_acquire(size):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -66,7 +65,7 @@ class BufferPool:
         except BaseException as e:
             # The wait timed out or was cancelled. There are two cases.
             # 1. The bytes were granted in the same step of the event loop: return them, or they are lost for ever.
-            if future.done() and not future.cancelled() and future.exception() is None:
+            if future.done() and not future.cancelled():
                 self.release(size)
             # 2. The entry still waits. If it was the first and too large, it has held up smaller ones: serve them now.
             elif entry in self._waiters:
@@ -94,13 +93,6 @@ class BufferPool:
         finally:
             self._gathering = False
             self._grant_waiting_requests()
-
-    def close(self) -> None:
-        """Fail every waiting request with IllegalState."""
-        while self._waiters:
-            future, _ = self._waiters.popleft()
-            if not future.done():
-                future.set_exception(IllegalState("the producer was closed while a send waited for buffer memory"))
 
     def _grant_waiting_requests(self) -> None:
         if self._gathering:
@@ -180,7 +172,7 @@ class HeldUpShare:
     async def wait(self, queue: PartitionQueue, size: int, timeout_ms: float) -> None:
         """Wait until the caller may request `size` bytes for `queue` from the pool.
 
-        Raises BufferExhausted once `timeout_ms` has passed, IllegalState if the producer is closed meanwhile.
+        Raises BufferExhausted once `timeout_ms` has passed.
         """
         waiter = _Waiter(asyncio.get_running_loop().create_future(), queue, size)
         self._waiters.append(waiter)
@@ -191,7 +183,7 @@ class HeldUpShare:
             # As in `BufferPool.acquire`: a grant that came too late must be returned.
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
-            elif not waiter.future.cancelled() and waiter.future.exception() is None:
+            elif not waiter.future.cancelled():
                 self._granted -= size
                 self._serve_waiting_requests()
             if not isinstance(e, TimeoutError):
@@ -219,13 +211,6 @@ class HeldUpShare:
             self._serve_waiting_requests()
             raise
         queue.held -= size
-
-    def close(self) -> None:
-        """Fail every waiting request with IllegalState."""
-        while self._waiters:
-            future = self._waiters.popleft().future
-            if not future.done():
-                future.set_exception(IllegalState("the producer was closed while a send waited for buffer memory"))
 
     def _serve_waiting_requests(self) -> None:
         if not self._waiters:

@@ -898,12 +898,14 @@ class Producer:
         if self._sender.batches_since_turn >= YIELD_EVERY_BATCHES:
             await asyncio.sleep(0)
         if self._held_up.must_wait(queue, memory):
-            await self._held_up.wait(queue, memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
+            async with self._until_closed("a send waited for buffer memory"):
+                await self._held_up.wait(queue, memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
         # While a send waits for memory, batches do not linger: the sender must take a turn now.
         if not self._memory.try_acquire(memory):
             self._sender.wake()
-            await self._held_up.acquire(queue, memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
-        # The producer may have been closed, or the transaction ended, during the waits.
+            async with self._until_closed("a send waited for buffer memory"):
+                await self._held_up.acquire(queue, memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
+        # The transaction may have ended during the waits.
         try:
             self._check_open(number)
         except BaseException:
@@ -954,8 +956,6 @@ class Producer:
     def _end_waits(self) -> None:
         self._direct = {}
         self._until_closed.end()
-        self._memory.close()
-        self._held_up.close()
 
     def _on_metadata_update(self) -> None:
         self._direct = {}

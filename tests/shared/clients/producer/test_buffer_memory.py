@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.shared.clients.producer.buffer_pool import BufferPool, HeldUpShare
 from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import HELD_UP_MS
-from penstock.shared.common.errors import BufferExhausted, IllegalState
+from penstock.shared.common.errors import BufferExhausted
 from penstock.shared.common.records import TopicPartition
 from tests.shared.clients.producer.harness import INVALID_RECORD, NOT_ENOUGH_REPLICAS, A, B, C, Harness
 
@@ -71,17 +71,6 @@ async def test_cancelled_in_the_moment_it_is_granted() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiter
     assert memory.available == 10
-
-
-async def test_close_fails_the_waiters() -> None:
-    """`close` fails a waiting send with a clear error."""
-    memory = BufferPool(10)
-    assert memory.try_acquire(10)
-    waiter = asyncio.ensure_future(memory.acquire(1, 5_000))
-    await asyncio.sleep(0)
-    memory.close()
-    with pytest.raises(IllegalState, match="waited for buffer memory"):
-        await waiter
 
 
 @given(st.lists(st.integers(1, 40), max_size=30))
@@ -455,14 +444,3 @@ async def test_cancelled_in_the_moment_it_is_served() -> None:
     await soon()
     assert first.cancelled()
     assert second.done()
-
-
-async def test_closed() -> None:
-    """Waiters get an error that the producer is closed."""
-    table = Table()
-    table.fail(A, LIMIT)
-    waiting = table.wait(A)
-    await soon()
-    table.share.close()
-    with pytest.raises(IllegalState, match="closed"):
-        await waiting

@@ -247,6 +247,18 @@ async def test_a_bulk_that_close_ends_may_be_written_in_part(topics: tuple[str, 
     assert error.maybe_written is maybe_written
 
 
+@pytest.mark.parametrize("is_held_up", [False, True])
+async def test_close_ends_a_wait_for_memory(is_held_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds for the wait of a partition without progress too. All memory is released."""
+    async with producing(max_block_ms=60_000, buffer_memory=20_000) as (cluster, producer):
+        cluster.control(Api.PRODUCE, Drop())
+        await producer.send("t", b"-" * 10_000)
+        monkeypatch.setattr(producer._held_up, "must_wait", lambda *_: is_held_up)
+        error = await error_of_closing(producer, [ProducerRecord("t", b"-" * 10_000)])
+        assert str(error) == "the producer was closed while a send waited for buffer memory"
+        assert (producer._memory.available, producer._held_up.waiting) == (20_000, 0)
+
+
 async def test_columns_that_wait_for_memory_are_not_written() -> None:
     """If a close ends the wait, the error says that none of them may be written."""
     async with producing(max_block_ms=60_000, buffer_memory=40_000) as (cluster, producer):
