@@ -39,7 +39,7 @@ from penstock.shared.clients.admin.types import (
     topic_id_text,
 )
 from penstock.shared.clients.connection import Connection, by_leader, list_offsets
-from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_spec
+from penstock.shared.clients.connection.offsets import check_spec, checked_offset, checked_offsets
 from penstock.shared.clients.protocol import requests
 from penstock.shared.clients.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment
 from penstock.shared.clients.protocol.errors import error_for_code
@@ -211,7 +211,8 @@ class Admin:
 
         async def change() -> None:
             nonlocal pending
-            node = await self._find_controller()
+            # Looked up for each attempt, since only the controller changes topics and it may move.
+            node = int((await self._request_cluster()).controller_id)
             # An attempt that fails here has changed nothing. `send` may connect too, and its error does not say whether
             # the request was written.
             if not await self._connection.connect(node):
@@ -386,7 +387,7 @@ class Admin:
         """
         self._check_open()
         for tp, spec in specs.items():
-            checked_spec(tp, spec)
+            check_spec(tp, spec)
         found = await list_offsets(self._connection, specs, isolation_level, self._limit_ms(timeout_ms))
         # No record is as late as the time: Kafka answers with -1.
         without = {tp: "latest" for tp, offset in found.items() if offset < 0}
@@ -453,7 +454,7 @@ class Admin:
                 raise error
             # This version of the response has no error code of its own (later ones add it). Without the permission,
             # Describe on the cluster, the broker returns no log dirs.
-            if sizes.keys() < set(wanted) and not sizes:
+            if wanted and not sizes:
                 raise AuthorizationFailed("log dirs: the brokers return none (Describe on the cluster is needed)")
 
         await self._retry_request(describe_log_dirs, "log dirs", timeout_ms)
@@ -782,10 +783,6 @@ class Admin:
         topics: list[Any] | None = None if names is None else [(NO_UUID, name, {}) for name in names]
         return await self._request_any_broker(requests.METADATA(topics, False, False, False), "metadata", timeout_ms)
 
-    async def _find_controller(self) -> int:
-        # Looked up for each attempt, since only the controller changes topics and it may move.
-        return int((await self._request_cluster()).controller_id)
-
     async def _request_cluster(self) -> Any:
         # No topics are requested (null would be all of them).
         topics: list[Any] = []
@@ -841,5 +838,5 @@ def _check_reset(to: object, partitions: Iterable[TopicPartition] | None) -> dic
         if not isinstance(to.records, int) or isinstance(to.records, bool):
             raise TypeError(f"shift by {to.records!r}: not a number of records")
     else:
-        checked_spec("reset", to)
+        check_spec("reset", to)
     return {}

@@ -27,8 +27,6 @@ SPECS = {"earliest": -2, "latest": -1}
 """The times that stand for a position in ListOffsets."""
 NO_LEADER_EPOCH = -1
 """Without the current leader epoch the broker does not fence the request (KIP-320)."""
-READ_UNCOMMITTED = 0
-READ_COMMITTED = 1
 
 
 def checked_offset(tp: TopicPartition, offset: object) -> int:
@@ -71,14 +69,12 @@ def checked_time(what: object, time_ms: object) -> int:
     return time_ms
 
 
-def checked_spec(what: object, spec: object) -> str | int:
-    """Return the position to look up if it is valid: `earliest`, `latest` or a time in ms. Raises TypeError or
-    ValueError otherwise."""
-    if isinstance(spec, str):
-        if spec not in ("earliest", "latest"):
-            raise ValueError(f"{what}: {spec!r} is neither earliest nor latest, nor a time")
-        return spec
-    return checked_time(what, spec)
+def check_spec(what: object, spec: object) -> None:
+    """Raise ValueError or TypeError unless `spec` is `earliest`, `latest` or a time in ms."""
+    if not isinstance(spec, str):
+        checked_time(what, spec)
+    elif spec not in SPECS:
+        raise ValueError(f"{what}: {spec!r} is neither earliest nor latest, nor a time")
 
 
 async def list_offsets(
@@ -90,7 +86,7 @@ async def list_offsets(
     The latest offset is the high watermark, or the last stable offset under `read_committed`.
     """
     stamps = {tp: SPECS[spec] if isinstance(spec, str) else spec for tp, spec in specs.items()}
-    level = READ_COMMITTED if isolation_level == "read_committed" else READ_UNCOMMITTED
+    level = int(isolation_level == "read_committed")
     found: dict[TopicPartition, int] = {}
 
     async def request_missing_offsets() -> None:

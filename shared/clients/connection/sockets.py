@@ -381,9 +381,7 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
             raise BrokerNotAvailable(f"{host}:{port}: the broker knows no broker of its cluster yet")
         self.cluster.update_metadata(metadata)
 
-    async def _get_conn(
-        self, node_id: int | str, *, group: int = ConnectionGroup.DEFAULT, no_hint: bool = False
-    ) -> Any:
+    async def _get_conn(self, node_id: int | str, *, group: int = ConnectionGroup.DEFAULT) -> Any:
         """Return the connection to a node, and connect if needed. Returns None if that fails; see `connection_error`.
 
         After a failure there is no attempt during the backoff. It is `reconnect_backoff_ms` after the first failure,
@@ -621,19 +619,15 @@ class Frames(asyncio.BufferedProtocol):
         self._below.resume_writing()
 
 
-def read_in_place(connection: Any) -> bool:
+def read_in_place(connection: Any) -> None:
     """Make a connection read each response directly into a buffer of the response's size (`Frames`).
 
-    Returns True if the connection reads so from now on, or already did. Returns False and changes nothing if it is
-    closed, if a request is open, or if bytes are unread.
+    Does nothing if it reads so already, if it is closed, if a request is open, or if bytes are unread.
     """
     # The broker may close a new connection before the caller resumes.
-    if connection._writer is None:
-        return False
-    if isinstance(connection._writer.transport.get_protocol(), Frames):
-        return True
+    if connection._writer is None or isinstance(connection._writer.transport.get_protocol(), Frames):
+        return
     # The new protocol would not see bytes that are in the stream already, and would read a response from its middle.
     if connection._requests or connection._reader._buffer:
-        return False
+        return
     connection._writer.transport.set_protocol(Frames(connection, connection._protocol))
-    return True

@@ -213,14 +213,11 @@ class Fetcher:
         """Return the offset of the next record to hand out. Returns None while it is being looked up."""
         return self._assigned_state(tp).position
 
-    def end(self, tp: TopicPartition) -> int | None:
-        """Return the last known end, under read_committed the last stable offset. Returns None if it is unknown."""
-        state = self._assigned_state(tp)
-        return state.last_stable_offset if self.read_committed else state.high_watermark
-
     def lag(self, tp: TopicPartition, position: int) -> int | None:
-        """Return the number of offsets between `position` and the last known end. Returns None if it is unknown."""
-        end = self.end(tp)
+        """Return the number of offsets between `position` and the last known end, under read_committed the last stable
+        offset. Returns None if it is unknown."""
+        state = self._assigned_state(tp)
+        end = state.last_stable_offset if self.read_committed else state.high_watermark
         return None if end is None else max(0, end - position)
 
     def high_watermark(self, tp: TopicPartition) -> int | None:

@@ -18,7 +18,6 @@ INT32_MAX = 2**31 - 1
 """The largest number in a field of 32 bits, as JoinGroup and Fetch have."""
 GroupMs = Annotated[int, Field(gt=0, le=INT32_MAX)]
 """A time that JoinGroup carries."""
-CommitStrategy = Literal["none", "auto", "sync", "async"]
 
 
 def _is_reset_policy(text: str) -> str:
@@ -69,7 +68,7 @@ class ConsumerSettings(ReadingSettings):
     """All settings of a consumer: those for reading, the group id, and when positions are committed."""
 
     group_id: str | None = Field(default=None, min_length=1, description="none: no commits, no shared assignment")
-    commit_strategy: CommitStrategy = Field(
+    commit_strategy: Literal["none", "auto", "sync", "async"] = Field(
         default="none",
         description="when the records that earlier polls returned are committed: none: only on request; auto: every "
         "auto_commit_interval_ms, in poll; sync: by every poll, which waits; async: by every poll, without waiting",

@@ -285,18 +285,23 @@ class KeyScheduler:
 
         When these are settled, commit and call `lost`.
         """
-        going = {p: self._partitions[p] for p in partitions if p in self._partitions}
-        for state in going.values():
-            state.draining = True
-        return [e for e in self._executions if e.owner is going.get(e.topic_partition)]
+        going = [p for p in partitions if p in self._partitions]
+        for partition in going:
+            self._partitions[partition].draining = True
+        return self._executions_of(going)
 
     def lost(self, partitions: Iterable[TopicPartition]) -> list[Execution]:
         """Remove these partitions. Returns the executions in flight, whose results will be ignored."""
-        in_flight = self.revoke(gone := [p for p in partitions if p in self._partitions])
+        gone = [p for p in partitions if p in self._partitions]
+        in_flight = self._executions_of(gone)
         for partition in gone:
             del self._partitions[partition]
             self._turn.remove(partition)
         return in_flight
+
+    def _executions_of(self, partitions: Iterable[TopicPartition]) -> list[Execution]:
+        states = {p: self._partitions[p] for p in partitions}
+        return [e for e in self._executions if e.owner is states.get(e.topic_partition)]
 
     @property
     def partitions(self) -> frozenset[TopicPartition]:

@@ -46,6 +46,7 @@ from penstock.shared.common.errors import (
     SendCancelled,
     TransactionAborted,
     UnknownTopicOrPartition,
+    UnsupportedVersion,
 )
 from penstock.shared.common.log import get_logger
 
@@ -220,18 +221,12 @@ class BatchCompletion:
         self._handle_rejected_batch(batch, error, now_ms, alone=code in ENDS_TRANSACTION_ALONE)
 
     def unanswered(self, batch: ProducerBatch, error: PenstockError, now_ms: int) -> None:
-        """Handle a request that failed in flight. The batch is no longer in flight, and may or may not be in the
-        log."""
+        """Handle a request without a response. The batch is no longer in flight, and may be in the log. Only
+        UnsupportedVersion is raised before a request is written."""
         self._accumulator.landed(batch)
-        batch.fate_unknown = True
+        batch.fate_unknown |= not isinstance(error, UnsupportedVersion)
         if isinstance(error, STALE_METADATA):
             self.metadata_is_stale = True
-        if not self._was_given_up_in_flight(batch):
-            self._handle_rejected_batch(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
-
-    def unsent(self, batch: ProducerBatch, error: PenstockError, now_ms: int) -> None:
-        """Handle a request that was never sent. The batch is no longer in flight."""
-        self._accumulator.landed(batch)
         if not self._was_given_up_in_flight(batch):
             self._handle_rejected_batch(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
 

@@ -151,7 +151,7 @@ class ProducerMetrics:
 
         self._client_id = client_id
         self._own = list[Gauge]()
-        self._clients = _client_counts_of(registry)
+        self._clients = _CLIENTS.setdefault(registry, Counts())
         self._clients[client_id] += 1
 
         def register_client_gauge(name: str, what: str) -> Gauge:
@@ -290,10 +290,6 @@ class ProducerMetrics:
     def throttled(self, wait_ms: float) -> None:
         """Record a broker's throttle time (0 if it does not throttle)."""
         self._throttles.record(wait_ms, self._now_ms())
-
-
-def _client_counts_of(registry: CollectorRegistry) -> Counts[str]:
-    return _CLIENTS.setdefault(registry, Counts())
 
 
 def _free_buffer_bytes(of: weakref.ref[BufferPool]) -> float:

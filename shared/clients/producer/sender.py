@@ -37,7 +37,6 @@ from penstock.shared.common.errors import (
     PenstockError,
     RetriableError,
     TransactionAborted,
-    UnsupportedVersion,
 )
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import TopicPartition
@@ -394,19 +393,15 @@ class Sender:
             self._connection.add_brokers(response.endpoints)
         with self._memory.together():
             for batch in batches:
-                # There are four cases.
+                # There are three cases.
+                # 1. No response came.
                 if failure is not None:
-                    # 1. The client rejected the request before it was written: the batch is certainly not in the log.
-                    if isinstance(failure, UnsupportedVersion):
-                        self.completion.unsent(batch, failure, now_ms)
-                    # 2. No response came. The request may have been written, and the batch may be in the log.
-                    else:
-                        self.completion.unanswered(batch, failure, now_ms)
+                    self.completion.unanswered(batch, failure, now_ms)
                     continue
-                # 3. The response has the batch. With acks=0 there is none, and a written request counts as
+                # 2. The response has the batch. With acks=0 there is none, and a written request counts as
                 #    acknowledged.
                 own = ACKNOWLEDGED_UNSEEN if response is None else response.partitions.get(batch.tp)
-                # 4. The response leaves the batch out: as without a response, it may be in the log.
+                # 3. The response leaves the batch out: as without a response, it may be in the log.
                 if own is None:
                     missing = BrokerNotAvailable("missing in the response")
                     self.completion.unanswered(batch, missing, now_ms)

@@ -13,7 +13,7 @@ from aiokafka.conn import AIOKafkaConnection
 from pydantic import SecretStr
 
 from penstock.shared.clients.connection.connection import Connection, retry_waits
-from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_spec, checked_time
+from penstock.shared.clients.connection.offsets import check_spec, checked_offset, checked_offsets, checked_time
 from penstock.shared.clients.connection.sockets import SocketClient
 from penstock.shared.clients.protocol.flexible_types import Endpoint
 from penstock.shared.common.errors import (
@@ -356,13 +356,14 @@ A = TopicPartition("t", 0)
 def test_valid_offsets_pass() -> None:
     """A valid specification is returned unchanged. A plain number becomes an offset without metadata."""
     assert checked_offsets({A: 3}) == {A: OffsetAndMetadata(3)}
-    assert [checked_spec(A, spec) for spec in ("earliest", "latest", 0)] == ["earliest", "latest", 0]
+    for spec in ("earliest", "latest", 0):
+        check_spec(A, spec)
 
 
 @pytest.mark.parametrize("value", [-1, True, 1.5, "x", None])
 def test_an_invalid_offset_is_named_with_its_partition(value: object) -> None:
     """An invalid number raises ValueError, and a value of another type TypeError. The error names the partition."""
-    for check in (checked_offset, checked_time, checked_spec):
-        with pytest.raises(ValueError if value == -1 or (check is checked_spec and value == "x") else TypeError) as e:
+    for check in (checked_offset, checked_time, check_spec):
+        with pytest.raises(ValueError if value == -1 or (check is check_spec and value == "x") else TypeError) as e:
             check(A, value)
         assert "t-0" in str(e.value)

@@ -812,8 +812,10 @@ async def test_a_connection_of_aiokafka() -> None:
         waiting = asyncio.create_task(connection.fetch(node, request, "fetch"))
         assert (await waiting).partitions["t", 0].high_watermark == 0
         socket = connection._client._conns[node, 0]
-        assert isinstance(socket._writer.transport.get_protocol(), Frames)
-        assert read_in_place(socket)
+        frames = socket._writer.transport.get_protocol()
+        assert isinstance(frames, Frames)
+        read_in_place(socket)
+        assert socket._writer.transport.get_protocol() is frames
         assert await connection.refresh_metadata()
         await connection.close()
 

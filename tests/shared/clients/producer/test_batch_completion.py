@@ -260,7 +260,7 @@ def test_a_request_that_was_not_sent_before_its_batch_expired() -> None:
     record = core.send()
     batch = core.turn_one()
     core.after(1_500)
-    core.completion.unsent(batch, UnsupportedVersion("Produce"), core.now_ms)
+    core.completion.unanswered(batch, UnsupportedVersion("Produce"), core.now_ms)
     assert isinstance(record.fate, DeliveryTimeout)
     assert core.all_memory_is_back
 
@@ -398,7 +398,7 @@ def test_an_unsupported_version_is_final_and_surely_not_written() -> None:
     """The request was never sent, so the record fails and its sequence number is reused."""
     core = Harness()
     record = core.send()
-    core.completion.unsent(core.turn_one(), UnsupportedVersion("Produce"), 0)
+    core.completion.unanswered(core.turn_one(), UnsupportedVersion("Produce"), 0)
     assert isinstance(record.fate, UnsupportedVersion)
     core.send()
     assert core.state(core.turn_one()) == (0, 0)
