@@ -42,7 +42,7 @@ from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assignor
 from penstock.shared.clients.consumer.commit_request_manager import CommitRequestManager, OnCommit
 from penstock.shared.clients.consumer.consumer_coordinator import UNKNOWN_TOPIC_REFRESH_MS, ConsumerCoordinator
 from penstock.shared.clients.consumer.fetch_request_manager import FetchRequestManager
-from penstock.shared.clients.consumer.fetcher import Fetcher, FetchLimits
+from penstock.shared.clients.consumer.fetcher import Fetcher
 from penstock.shared.clients.consumer.membership_manager import ConsumerMembershipManager
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.clients.consumer.rebalance_listener import RebalanceListener, RebalanceListenerInvoker
@@ -52,7 +52,6 @@ from penstock.shared.clients.consumer.subscription_state import (
     LATEST,
     ConsumedPositions,
     PolledRecords,
-    ResetPolicy,
     SubscriptionState,
 )
 from penstock.shared.clients.group.member import GroupConfig
@@ -192,19 +191,7 @@ class Consumer(Generic[K, V]):
         kafka_settings = KafkaSettings.of(kafka)
         self._connection = Connection(kafka_settings)
         client_id = self._connection.client_id
-        self._fetcher = Fetcher(
-            FetchLimits(
-                fetch_min_bytes=settings.fetch_min_bytes,
-                fetch_max_bytes=settings.fetch_max_bytes,
-                fetch_max_wait_ms=settings.fetch_max_wait_ms,
-                max_partition_fetch_bytes=settings.max_partition_fetch_bytes,
-                fetch_buffer_bytes=settings.fetch_buffer_bytes,
-                retry_backoff_ms=kafka_settings.retry_backoff_ms,
-            ),
-            ResetPolicy.parse(settings.auto_offset_reset),
-            read_committed=settings.isolation_level == "read_committed",
-            has_group=settings.group_id is not None,
-        )
+        self._fetcher = Fetcher(settings, kafka_settings.retry_backoff_ms, has_group=settings.group_id is not None)
         self._positions = ConsumedPositions()
         self._fetches = FetchRequestManager(
             self._connection,

@@ -193,13 +193,13 @@ class FetchRequestManager:
 
     async def _send_fetch(self, fetch: Fetch) -> None:
         topics: dict[str, list[tuple[int, int, int, int]]] = {}
-        limits = self.fetcher.limits
+        settings = self.fetcher.settings
         for tp, offset in fetch.wanted.items():
-            row = tp.partition, offset, fetch.epochs[tp], limits.max_partition_fetch_bytes
+            row = tp.partition, offset, fetch.epochs[tp], settings.max_partition_fetch_bytes
             topics.setdefault(tp.topic, []).append(row)
         request = FetchRequest(
             fetch.max_wait_ms,
-            limits.fetch_min_bytes,
+            settings.fetch_min_bytes,
             fetch.max_bytes,
             self.fetcher.read_committed,
             list(topics.items()),

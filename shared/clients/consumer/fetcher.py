@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from penstock.shared.clients.consumer.settings import ReadingSettings
 from penstock.shared.clients.consumer.subscription_state import EARLIEST, LATEST, Move, ResetPolicy
 from penstock.shared.clients.protocol.completed_fetch import CompletedFetch
 from penstock.shared.clients.protocol.errors import error_for_code
@@ -45,18 +46,6 @@ processed faster."""
 UNKNOWN_SERVER_ERROR = -1
 
 Leader = Callable[[TopicPartition], int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class FetchLimits:
-    """The fetch settings under Kafka's names, and the bytes (as fetched) that may be buffered."""
-
-    fetch_min_bytes: int = 1
-    fetch_max_bytes: int = 50 * 1024 * 1024
-    fetch_max_wait_ms: int = 500
-    max_partition_fetch_bytes: int = 1024 * 1024
-    fetch_buffer_bytes: int = 64 * 1024 * 1024
-    retry_backoff_ms: int = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,13 +149,13 @@ class FetcherPartition:
 
 
 class Fetcher:
-    """The partitions of one consumer; `read_committed` is the isolation level, `policy` is `auto_offset_reset`."""
+    """The partitions of one consumer."""
 
-    def __init__(self, limits: FetchLimits, policy: ResetPolicy, *, read_committed: bool, has_group: bool) -> None:
-        self.limits = limits
-        self._backoff = ExponentialBackoff(limits.retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
-        self._policy = policy
-        self.read_committed = read_committed
+    def __init__(self, settings: ReadingSettings, retry_backoff_ms: int, *, has_group: bool) -> None:
+        self.settings = settings
+        self._backoff = ExponentialBackoff(retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
+        self._policy = ResetPolicy.parse(settings.auto_offset_reset)
+        self.read_committed = settings.isolation_level == "read_committed"
         self._has_group = has_group
         # Requests name the partitions in this order.
         self._partitions: dict[TopicPartition, FetcherPartition] = {}
@@ -241,7 +230,7 @@ class Fetcher:
         # Each request reserves its share before it is sent. So the responses in flight and the buffer together stay
         # within `fetch_buffer_bytes`.
         if idle and (share := self._bytes_per_node(len(idle), nodes)):
-            longest_ms = self.limits.fetch_max_wait_ms
+            longest_ms = self.settings.fetch_max_wait_ms
             for node, tps in idle.items():
                 wait_ms = min(LEFT_OUT_WAIT_MS, longest_ms) if node in left_out else longest_ms
                 wanted = {tp: self._partitions[tp].fetch_offset for tp in tps}
@@ -269,7 +258,7 @@ class Fetcher:
         idle: dict[int, list[TopicPartition]] = {}
         left_out: set[int] = set()
         nodes: set[int] = set()
-        enough = FETCHES_AHEAD * self.limits.max_partition_fetch_bytes
+        enough = FETCHES_AHEAD * self.settings.max_partition_fetch_bytes
         for tp, state in self._partitions.items():
             if state.position is None or tp in self.paused or state.error is not None:
                 continue
@@ -290,12 +279,12 @@ class Fetcher:
         A node gets at most one of `nodes` + 1 equal parts of the buffer. If the bytes are too few and `take` has
         no records to return, drops the buffers of paused partitions.
         """
-        limits = self.limits
+        settings = self.settings
         # The request to a broker that hangs reserves that broker's part until it times out. The additional part lets
         # the other brokers send ahead meanwhile.
-        most = max(1, min(limits.fetch_max_bytes, limits.fetch_buffer_bytes // (nodes + 1)))
-        worth = min(limits.max_partition_fetch_bytes, most)
-        free = limits.fetch_buffer_bytes - self.buffered_bytes - sum(self._in_flight.values())
+        most = max(1, min(settings.fetch_max_bytes, settings.fetch_buffer_bytes // (nodes + 1)))
+        worth = min(settings.max_partition_fetch_bytes, most)
+        free = settings.fetch_buffer_bytes - self.buffered_bytes - sum(self._in_flight.values())
         # Drop the buffers of paused partitions only if no records can be returned. Otherwise the next poll frees
         # memory, and no record needs to be fetched twice. A poll that raises an error frees no memory.
         if free // idle_nodes < worth and not any(

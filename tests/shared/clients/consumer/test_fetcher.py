@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -14,11 +13,10 @@ from penstock.shared.clients.consumer.fetcher import (
     TAKEN_BYTES,
     Fetch,
     Fetcher,
-    FetchLimits,
     NextRequests,
     OffsetLookup,
 )
-from penstock.shared.clients.consumer.settings import ConsumerSettings
+from penstock.shared.clients.consumer.settings import ReadingSettings
 from penstock.shared.clients.consumer.subscription_state import Move, ResetPolicy
 from penstock.shared.clients.protocol.fetch import FetchedPartition, FetchResponse
 from penstock.shared.clients.protocol.record_batches import crc32c, new_batch_builder, seal_batch
@@ -33,7 +31,6 @@ from penstock.shared.common.errors import (
     PenstockError,
 )
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
-from penstock.shared.common.settings import KafkaSettings
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 NOT_LEADER, OUT_OF_RANGE, UNAUTHORIZED, CORRUPT, UNKNOWN = 6, 1, 29, 2, -1
@@ -65,9 +62,10 @@ class Scene:
 
     def __init__(self, policy: str = "earliest", *, has_group: bool = False, committed: bool = False, **limits: int):
         limits = {"max_partition_fetch_bytes": SIZE, "fetch_buffer_bytes": 100 * SIZE, **limits}
-        self.fetcher = Fetcher(
-            FetchLimits(**limits), ResetPolicy.parse(policy), read_committed=committed, has_group=has_group
-        )
+        level = "read_committed" if committed else "read_uncommitted"
+        # Without validation: the limits are smaller than allowed.
+        settings = ReadingSettings.model_construct(auto_offset_reset=policy, isolation_level=level, **limits)
+        self.fetcher = Fetcher(settings, 100, has_group=has_group)
         self.leaders: dict[TopicPartition, int | None] = {A0: 1, A1: 1, B0: 2}
         self.now = 0.0
 
@@ -107,19 +105,12 @@ class Scene:
         return {tp: columns.offsets.tolist() for tp, columns in self.fetcher.take(limit).items()}
 
 
-def test_the_limits_default_to_those_of_the_settings() -> None:
-    """Each limit has the default of the consumer's or the client's setting of the same name."""
-    settings = {**KafkaSettings.model_fields, **ConsumerSettings.model_fields}
-    limits = dataclasses.asdict(FetchLimits())
-    assert limits == {name: settings[name].default for name in limits}
-
-
 def test_one_request_a_node() -> None:
     """All partitions of a node share one request with their offsets. The next one is sent after its response."""
     scene = Scene().at(a0=5, a1=0, b0=7)
     fetches = scene.fetches()
     assert {node: fetch.wanted for node, fetch in fetches.items()} == {1: {A0: 5, A1: 0}, 2: {B0: 7}}
-    assert fetches[1].max_wait_ms == FetchLimits().fetch_max_wait_ms
+    assert fetches[1].max_wait_ms == ReadingSettings().fetch_max_wait_ms
     assert scene.fetches() == {}
     scene.respond(fetches[1])
     assert list(scene.fetches()) == [1]
@@ -800,7 +791,7 @@ def test_whatever_happens_records_come_once_and_in_order(steps: list[tuple[str, 
     scene = Scene(fetch_buffer_bytes=3 * SIZE).at(a0=0, a1=0, b0=0)
     expected = dict.fromkeys([A0, A1, B0], 0)
     open_fetches: list[Fetch] = []
-    limits = scene.fetcher.limits
+    settings = scene.fetcher.settings
 
     def take(limit: int | None) -> None:
         for tp, offsets in scene.take(limit).items():
@@ -812,7 +803,7 @@ def test_whatever_happens_records_come_once_and_in_order(steps: list[tuple[str, 
     for what, tp, n in steps:
         open_fetches += scene.next_requests().fetches
         assert len({fetch.node for fetch in open_fetches}) == len(open_fetches)
-        assert scene.fetcher.buffered_bytes + sum(f.max_bytes for f in open_fetches) <= limits.fetch_buffer_bytes
+        assert scene.fetcher.buffered_bytes + sum(f.max_bytes for f in open_fetches) <= settings.fetch_buffer_bytes
         if what == "seek":
             scene.fetcher.seek(tp, n)
             expected[tp] = n
