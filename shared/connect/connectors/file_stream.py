@@ -114,7 +114,7 @@ class FileStreamSourceTask(SourceTask):
 
 
 def _read_if_ready(file: IO[bytes]) -> bytes:
-    """Return at most READ_BYTES of the available input, without waiting; no bytes if there is none."""
+    """Return at most READ_BYTES of the input that is available now."""
     # A read that waits in a thread would outlive the task, and take the next task's input.
     ready, _, _ = select.select([file], [], [], 0)
     return os.read(file.fileno(), READ_BYTES) if ready else b""

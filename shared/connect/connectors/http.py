@@ -267,7 +267,7 @@ def _validate_json_pointer(name: str, value: Any) -> None:
 
 
 def pointed(value: Any, pointer: str) -> Any:
-    """Return the value in a response that a JSON pointer (RFC 6901) refers to. Raises DataError if there is none.
+    """Return the part of `value` that a JSON pointer (RFC 6901) refers to. Raises DataError if there is none.
 
     >>> pointed({"a": [{"b/c": 1}]}, "/a/0/b~1c")
     1
@@ -279,7 +279,7 @@ def pointed(value: Any, pointer: str) -> Any:
         elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
             value = value[int(name)]
         else:
-            raise DataError(f"the response has no value at {pointer}")
+            raise DataError(f"there is no value at {pointer}")
     return value
 
 

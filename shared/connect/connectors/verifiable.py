@@ -180,7 +180,7 @@ class _MockConnector(_PropsConnector):
 
 
 class _Failing:
-    """Makes a mock task fail: with `mock_mode=task-failure`, `check` raises an error once `delay_ms` has passed."""
+    """With `mock_mode=task-failure`, `check` raises an error once `delay_ms` has passed."""
 
     def __init__(self, props: Mapping[str, str]) -> None:
         fails = props.get("mock_mode") == "task-failure"

@@ -1,8 +1,8 @@
 """AvroConverter: values in Avro, with their schemas in a schema registry.
 
-fastavro reads and writes the values. Connect has the same values, except for unions, for maps that are arrays in Avro
-(`avro_schemas`), for read floats, for written timestamps, and for a written null that stands for a default. A schema
-with one of these gets a conversion function when it is first used. Values of other schemas need no conversion.
+fastavro reads and writes the values. Five kinds of values differ from Connect's: unions, maps that are arrays in Avro
+(`avro_schemas`), floats that are read, timestamps that are written, and a written null that stands for a default. A
+schema with one of these gets a conversion function when it is first used. Other values need no conversion.
 """
 
 from __future__ import annotations

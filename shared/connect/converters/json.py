@@ -263,7 +263,7 @@ def _parts_of_schema(kind: SchemaType, json: dict[str, Any], depth: int) -> dict
 
 
 def has_decimals(schema: Schema | None) -> bool:
-    """Return whether a schema's values may have decimals: `value_from_json` then needs numbers not read as floats."""
+    """Return whether a schema's values may have decimals: `value_from_json` then needs floats read as Decimals."""
     if schema is None:
         return False
     inner = (schema.key_schema, schema.value_schema, *(field.schema for field in schema.fields))

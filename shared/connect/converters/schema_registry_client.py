@@ -57,11 +57,11 @@ class RegistryClient:
         return f"<RegistryClient of {len(self._access.urls)} addresses>"
 
     async def by_id(self, id: int) -> RegistrySchema:
-        """The schema with that id."""
+        """Return the schema with that id."""
         return await self._schema_with_references(await self._request_registry("GET", f"/schemas/ids/{id}"))
 
     async def latest(self, subject: str) -> tuple[int, RegistrySchema]:
-        """A subject's latest schema with its id."""
+        """Return the id of a subject's latest schema, and the schema."""
         found = await self._request_registry("GET", f"/subjects/{quote(subject, safe='')}/versions/latest")
         return int(found["id"]), await self._schema_with_references(found)
 
@@ -71,7 +71,7 @@ class RegistryClient:
         return await self._post_for_schema_id(f"/subjects/{quote(subject, safe='')}/versions", kind, text)
 
     async def lookup(self, subject: str, kind: str, text: str) -> int:
-        """The id of a schema that is in a subject."""
+        """Return the id of a schema in a subject. Raises DataError if the subject lacks the schema."""
         return await self._post_for_schema_id(f"/subjects/{quote(subject, safe='')}", kind, text)
 
     async def _post_for_schema_id(self, path: str, kind: str, text: str) -> int:

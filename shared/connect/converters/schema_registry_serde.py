@@ -1,8 +1,8 @@
 """The common code of converters with a schema registry: the wire format, subjects, and known schemas by id.
 
-A value in Kafka is a zero byte, the id of its schema (4 bytes, big-endian), and the encoded value. The schema of an id
-never changes, so it is cached. The id of a schema to write is cached too. If a schema or id is not in the cache,
-`MoreNeeded` is raised. Its `fetch` requests it by `RegistryClient`.
+A value in Kafka is a zero byte, the id of its schema (4 bytes, big-endian), and the encoded value. Schemas are cached
+by id, since the schema of an id never changes, and so are the ids of schemas to write. If a schema or id is not in the
+cache, `MoreNeeded` is raised. Its `fetch` requests the schema or id from the registry.
 
 >>> framed(7, b"value"), unframed(framed(7, b"value"))
 (b'\\x00\\x00\\x00\\x00\\x07value', (7, b'value'))

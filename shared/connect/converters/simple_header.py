@@ -85,7 +85,7 @@ def header_text(value: Any, schema: Schema | None) -> str:
 
 
 def parsed_text(text: str) -> Converted:
-    """The value and schema that are inferred from a text."""
+    """Return the schema and the value that are inferred from a text."""
     if text in ("true", "false"):
         return BOOLEAN, text == "true"
     if text == "null":

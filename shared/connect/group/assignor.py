@@ -35,7 +35,7 @@ T = TypeVar("T", str, ConnectorTaskId)
 
 @dataclass(frozen=True, slots=True)
 class AssignmentPlan:
-    """The additional work and the revoked work of each member. `complete` is all work that a member then runs.
+    """The additional work and the revoked work of each member. `complete` is all work of a member after both.
 
     If `delay_ms` is not 0, all members join again after that time.
     """

@@ -40,7 +40,7 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 PENDING_MAX = 10_000
-"""The number of pending dead letters at which `ErrorReporters.report` waits for all of them."""
+"""The number of pending dead letters at which `ErrorReporters.report` waits until all are stored."""
 PREFIX = "__connect.errors."
 CACHED_BYTES_MAX = 64 << 20
 """The limit of kept keys and values, in bytes. The batch in delivery counts, but is never dropped. Of the others, the
@@ -95,8 +95,9 @@ class ErrorReporters:
         await self._producer.start()
 
     async def report(self, record: ConsumerRecord | SourceRecord, failure: Failure) -> None:
-        """Log the failure and send the dead letter, without waiting for it to be stored. If PENDING_MAX are pending,
-        waits for all of them; raises as `flush` does.
+        """Log the failure and send the dead letter, without waiting for it to be stored.
+
+        If PENDING_MAX dead letters are pending, calls `flush`, and raises as it does.
         """
         written = await self.send(record, failure)
         if written is not None:

@@ -44,9 +44,10 @@ def transactional_id(group_id: str, id: ConnectorTaskId) -> str:
 async def fence_producers(kafka: KafkaSettings, transactional_ids: Iterable[str]) -> None:
     """Fence the producers of earlier exactly-once source tasks, by their transactional ids.
 
-    Afterwards, none of them can write, and none has an open transaction. If one cannot be fenced, others may not be
-    fenced either. Raises RetriableError if the first error is one, such as KafkaTimeout. Otherwise raises ConnectError,
-    for example for AuthorizationFailed. The message has the first error.
+    Afterwards, none of them can write, and none has an open transaction.
+
+    Raises RetriableError if the first error is one, such as KafkaTimeout, else ConnectError. The message has the first
+    error. After an error, any of the producers may still write.
     """
     limit = asyncio.Semaphore(FENCED_AT_ONCE_MAX)
 

@@ -157,7 +157,7 @@ class Plugins:
         return cast(type[Connector], found)
 
     def config_of(self, name: str) -> tuple[type, str]:
-        """Return the class of a plugin, and the first of its kinds. Raises ConnectorNotFound, as REST reports it."""
+        """Return the class of a plugin, and the first of its kinds. Raises ConnectorNotFound for an unknown name."""
         found = self.any_kind(name)
         if found is None:
             raise ConnectorNotFound(f"Unknown plugin {name}.")

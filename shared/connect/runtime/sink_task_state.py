@@ -115,18 +115,14 @@ class SinkTaskState:
         return self.commit_seqno, wanted
 
     def committable(self, provided: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the offsets to commit out of `provided`, the result of `pre_commit`.
-
-        Three kinds are left out: offsets of partitions that are not assigned, offsets beyond the delivered records, and
-        offsets that are committed already. A rewind after a commit counts as committed. The initial position does not.
-        """
+        """Return the offsets to commit out of `provided`, the result of `pre_commit`."""
         found = {}
         for tp, offset in provided.items():
             # Three cases are ignored, the first two with a warning, as in WorkerSinkTask.commitOffsets:
             # 1. The partition is not assigned: the offset would overwrite the owner's.
             # 2. The offset is beyond the delivered records: those between would be lost.
-            # 3. The offset is committed already. The initial position of a partition does not count as committed, so
-            #    that the group gets an offset of every partition, even without records.
+            # 3. The offset is committed already, or is a rewind after a commit. A partition's initial position does not
+            #    count as committed, so that the group gets an offset of every partition, even without records.
             if tp not in self.current:
                 log.warning("offset of a partition that is not assigned is not committed", partition=str(tp))
             elif offset.offset > self.current[tp].offset:
@@ -256,8 +252,8 @@ class SinkTaskState:
             self.current[tp] = self.last_committed[tp]
         self.never_committed.update(positions)
         self.paused_by_task &= set(self.assigned)
-        # If all partitions of the waiting batch were revoked, an empty batch is delivered next, and `delivered` resumes
-        # the partitions that are still assigned.
+        # Also if all partitions of the waiting batch were revoked: an empty batch is delivered next, and `delivered`
+        # resumes the partitions.
         return frozenset(self.assigned) if self.paused_for_redelivery else frozenset(self.paused_by_task)
 
     def closed(self, partitions: Iterable[TopicPartition]) -> None:

@@ -8,8 +8,8 @@
 >>> values["sink_record_read_total"], values["put_batch_avg_time_ms"], values["put_batch_max_time_ms"]
 (5.0, 6.0, 8.0)
 
-A rate covers at least the last `RATE_WINDOW_MS`, or the time since the task was made if that is shorter. Very frequent
-readings shorten this time (`SAMPLES_MAX`).
+A rate covers at least the last `RATE_WINDOW_MS`, or the time since the task was made if that is shorter. It covers less
+if more than `SAMPLES_MAX` readings fall into this time.
 
 >>> values["sink_record_read_rate"]
 5.0

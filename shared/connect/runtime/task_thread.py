@@ -37,7 +37,7 @@ class TaskThread:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = threading.get_ident()
-        # Only one thread writes each of the two.
+        # Each has one writer: the event loop's thread the first, the task's thread the second.
         self._submitted = 0
         self._ended = 0
 
@@ -131,7 +131,7 @@ class TaskThread:
         return future
 
     def _run_calls(self) -> None:
-        """Run the submitted calls one after another, in the task's thread, until the thread is stopped."""
+        """Run the submitted calls one after another, in the task's thread, until `close`."""
         while (call := self._calls.get()) is not None:
             future, function = call
             self._run_one(future, function)

@@ -50,7 +50,8 @@ def worker_config() -> ConfigDef:
         .define("header.converter", Type.CLASS, SIMPLE_HEADER_CONVERTER, LOW,
                 "Converter class for headers, unless the connector configures one.")
         .define("task.shutdown.graceful.timeout.ms", Type.LONG, 5_000, LOW,
-                "Total time for all tasks to shut down. Tasks that still run after it are cancelled.", at_least(0))
+                "Time for all tasks, and then for all connectors, to stop. Those that take longer are cancelled.",
+                at_least(0))
         .define("offset.flush.interval.ms", Type.LONG, 60_000, LOW,
                 "Interval between a task's offset commits.", at_least(1))
         .define("offset.flush.timeout.ms", Type.LONG, 5_000, LOW,

@@ -70,17 +70,19 @@ class WorkerConnector:
         return await self._request_target_state(target)
 
     async def shutdown(self, timeout_ms: float) -> None:
-        """Stop the connector. It is cancelled and abandoned if it takes longer than `timeout_ms`. Requests that still
-        wait then return its state. Later events are not reported.
+        """Stop the connector. After `timeout_ms` it is cancelled and abandoned, and its later events are not reported.
 
-        If a `def` method of an abandoned connector other than `stop` still runs, `stop` is called when it returns."""
+        If a `def` method of an abandoned connector other than `stop` still runs, `stop` is called when it returns.
+        Requests that still wait return the connector's state."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._request_target_state(None)
         except TimeoutError:
             log.warning("connector did not stop in time and is abandoned", connector=self.name)
-            # 1. `start` still runs in the thread. 2. `stop` waits for another call in the thread: it is left alone.
-            # 3. An `async def` method does not end: it is cancelled.
+            # Three cases:
+            # 1. A `def` method other than `stop` still runs in the thread: `stop` is called when it returns.
+            # 2. `stop` runs or waits in the thread: it continues.
+            # 3. An `async def stop` does not end: it is cancelled.
             if self._thread.is_busy:
                 if self._started:
                     self._begin_stop()
@@ -110,9 +112,8 @@ class WorkerConnector:
         return await done
 
     async def _run_requested_transitions(self) -> None:
-        """Run the requested transitions of the connector's target state one after another."""
-        # One transition after another, in the order of the requests: `start` and `stop` never overlap. An `async def`
-        # `task_configs` may run beside them.
+        """Run the requested transitions one after another, in their order: `start` and `stop` never overlap."""
+        # An `async def task_configs` may run beside them.
         while not self._ended:
             target, done = await self._wanted.get()
             try:

@@ -162,9 +162,9 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         return await self._consumer.poll(timeout_ms), self.sink_state.assignments
 
     async def _poll_until_due(self, timeout_ms: int) -> tuple[Polled, int] | None:
-        """Return the polled records. There are none after the timeout, or when a commit is due.
+        """Poll until there are records, the timeout is over, or a commit is due. The result may be without records.
 
-        Returns None if a new target state or a stop ends the wait.
+        Returns None if a new target state or a stop ends the poll.
         """
         # Buffered records are taken without the three asyncio tasks below.
         polled_batches = await self._poll_consumer(0)
@@ -178,7 +178,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         try:
             await asyncio.wait((poll, changed, answered), return_when=asyncio.FIRST_COMPLETED)
             if not poll.done() and not changed.done():
-                # The poll timeout covered the wait for the commit's response. The next commit may be due before.
+                # The commit has ended, so the next one may be due before the poll times out.
                 due_ms = self.sink_state.next_commit_in_ms(self._clock.monotonic_ms())
                 await asyncio.wait((poll, changed), timeout=due_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
             if poll.done():
@@ -276,7 +276,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             self._consumer.seek(tp, offset)
 
     async def _begin_offset_commit(self, now_ms: int) -> None:
-        """Begin a commit beside the loop."""
+        """Call `pre_commit`, and commit the offsets that it returns without waiting for the response."""
         # An offset may pass a failed record only once its dead letter is stored.
         await self._reporters.flush()
         begun = self.sink_state.begin_commit(now_ms)

@@ -48,7 +48,7 @@ class WorkerTask(ABC):
         self.thread = TaskThread(f"task-{id}")
         self._stop_call: asyncio.Future[None] | None = None
         self._entered_ms: list[int] = []
-        """When each call of the connector's code began that has not returned. `commit` runs beside `poll`."""
+        """The start of each call of the connector's code that has not returned. `commit` may run beside `poll`."""
         self._waits: RetryWaits | None = None
         self.cancelled = False
         self.state = State.UNASSIGNED
@@ -132,7 +132,7 @@ class WorkerTask(ABC):
         return self._runner
 
     def transition_to(self, target: TargetState) -> None:
-        """Request a resume (STARTED) or a pause (any other state). For STOPPED the herder also ends the task."""
+        """Request a resume (STARTED) or a pause (PAUSED, STOPPED). After STOPPED the herder also ends the task."""
         self.target = target
         self._changed.set()
 

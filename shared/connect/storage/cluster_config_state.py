@@ -104,8 +104,8 @@ class ConfigSnapshot:
     def is_committed(self, connector: str) -> bool:
         """Return whether the connector's task configs are complete, and were committed after its newest config, even if
         that equals an older one."""
-        # After a compaction, only the newest config is in the topic. A reader ignores a commit before it (KAFKA-17719).
-        # Compared by identity, since each record has its own config.
+        # Compared by identity, since each record has a config object of its own. A newer record counts even if it is
+        # equal: after a compaction it alone is left, and a reader ignores a commit before it (KAFKA-17719).
         applied = self.applied_configs.get(connector)
         return applied is not None and applied is self.configs.get(connector) and connector not in self.inconsistent
 
@@ -207,7 +207,7 @@ class ConfigState:
             self._targets.pop(connector, None)
             return None
         self._targets[connector] = state
-        # A connector without a config yet (created as stopped, for example) does not change: its config comes next.
+        # A connector that is created as stopped has no config yet: its config comes next.
         return TargetStateChanged(connector) if before is not state and connector in self._configs else None
 
     def _commit_task_configs(self, connector: str, count: int) -> ConfigChange | None:

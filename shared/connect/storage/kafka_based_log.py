@@ -33,7 +33,8 @@ log = get_logger(__name__)
 
 POLL_MS = 1_000
 WAITED_FOR_POLL_MS = 50
-"""The timeout of a poll that begins while a caller waits for the end: a transaction's markers wake no poll."""
+"""The poll timeout while a caller waits for the end of the topic. It is short, since a transaction's markers wake no
+poll."""
 READ_TO_END_MS = 80_000
 """Longer than a crashed writer's transaction is open: the default of `transaction.timeout.ms` (60 s), and the interval
 at which brokers check it (10 s)."""

@@ -45,9 +45,9 @@ class OffsetCache:
 
     def __init__(self) -> None:
         self._values: dict[str, dict[bytes, bytes]] = {}
-        # Compaction compares bytes. A record replaces the earlier one only if it has the key that is in the topic.
+        # Compaction compares bytes: a new record must have the key that the topic already has.
         self._keys: dict[bytes, bytes] = {}
-        """The key in the topic, by the same key with its members in order."""
+        """Each key as the topic has it, by the key with its members in order."""
 
     def __repr__(self) -> str:
         return f"<OffsetCache of {sum(map(len, self._values.values()))} partitions>"
@@ -85,7 +85,7 @@ class OffsetCache:
 
 
 def _read_key(key: bytes) -> tuple[str, bytes]:
-    """Return the connector of a key, and the same key for every order of its members."""
+    """Return the key's connector, and the key with its members in order."""
     parts = _decode_offset_json(key, "offset key")
     if not isinstance(parts, list) or len(parts) != 2 or not isinstance(parts[0], str):
         raise SerializationError(f"offset key {key!r}: not an array of connector and partition")

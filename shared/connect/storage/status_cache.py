@@ -29,7 +29,7 @@ class StatusCache:
         return f"<StatusCache of {len(self._connectors)} connectors, {tasks} tasks>"
 
     def apply(self, record: StatusRecord) -> None:
-        """Take one record."""
+        """Apply one record."""
         match record:
             case ConnectorStatus(connector, State.DESTROYED) | Forgotten(str() as connector):
                 self._connectors.pop(connector, None)

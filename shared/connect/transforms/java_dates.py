@@ -42,7 +42,7 @@ CENTURY_BEFORE_YEARS = 80
 class DatePattern:
     """One Java date pattern. `Y` is the calendar year, as `y`.
 
-    Raises ConfigError for an open quote and for an unsupported letter: also for Java's G, L, w, W and F.
+    Raises ConfigError for an open quote, and for any letter that is not supported, such as Java's G, L, w, W and F.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -69,7 +69,7 @@ class DatePattern:
         return f"<DatePattern {self.pattern}>"
 
     def format(self, at: dt.datetime) -> str:
-        """The time as text, in UTC."""
+        """Return the time as text, in UTC."""
         at = (at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)).astimezone(dt.UTC)
         return "".join(
             _format_date_letter(letter, count, at) if letter else text for letter, count, text in self._tokens

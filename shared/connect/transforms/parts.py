@@ -62,18 +62,18 @@ class OnPart(Transformation):
         return made
 
     def field_value(self, field: Field, value: Mapping[str, Any]) -> Any:
-        """Return a struct's field, with its default instead of null if `replace_null` is set."""
+        """Return a field's value, or its default if it is null and `replace_null` is set."""
         return field_value(field, value, self.replace_null)
 
 
 def field_value(field: Field, value: Mapping[str, Any], replace_null: bool) -> Any:
-    """Return a struct's field, with its default instead of null if `replace_null` is set."""
+    """Return a field's value, or its default if it is null and `replace_null` is set."""
     found = value.get(field.name)
     return field.schema.default if found is None and replace_null and field.schema.has_default else found
 
 
 def require_map(value: Any, purpose: str) -> Mapping[str, Any]:
-    """Raise DataError if a value without a schema is not a map."""
+    """Return a value without a schema as a map. Raises DataError if it is not one."""
     if not isinstance(value, Mapping):
         raise DataError(
             f"Only Map objects supported in absence of schema for [{purpose}], found: {type(value).__name__}"
@@ -82,7 +82,7 @@ def require_map(value: Any, purpose: str) -> Mapping[str, Any]:
 
 
 def require_struct(schema: Schema, value: Any, purpose: str) -> Mapping[str, Any]:
-    """Raise DataError if a value with a schema is not a struct."""
+    """Return a value with a schema as a struct. Raises DataError if it is not one."""
     if schema.type is not SchemaType.STRUCT or not isinstance(value, Mapping):
         raise DataError(f"Only Struct objects supported for [{purpose}], found: {type(value).__name__}")
     return value

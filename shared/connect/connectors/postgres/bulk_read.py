@@ -48,7 +48,7 @@ class BulkRead:
         return found
 
     async def rows(self) -> Sequence[Any]:
-        """Return the next rows. At the end they are fewer than requested.
+        """Return the next rows. Fewer rows than requested are the last ones.
 
         If no rows are requested for `idle_ms`, the transaction is committed. If this commit fails, the next call raises
         its error.

@@ -237,7 +237,7 @@ def decode_integer(data: bytes) -> int:
 
 
 def _adapt_json(value: Any) -> Any:
-    # A text is JSON already, as the source reads it. Postgres rejects any other text.
+    # A text must be JSON, as the source reads it. Postgres rejects any other text.
     if value is None or isinstance(value, str):
         return value
     return msgspec.json.encode(value, enc_hook=str).decode()

@@ -41,7 +41,8 @@ def connection_config() -> ConfigDef:
                 "Password of the database user.", group="Connection", order=3)
         .define("connection.timeout.ms", Type.INT, 10_000, LOW, "Maximum time to connect.", at_least(1),
                 group="Connection", order=4)
-        .define("statement.timeout.ms", Type.INT, 60_000, LOW, "Maximum time of one statement.", at_least(1),
+        .define("statement.timeout.ms", Type.INT, 60_000, LOW,
+                "Maximum time of one statement, except those that store unread rows or move a slot.", at_least(1),
                 group="Connection", order=5)
         .define("max.retries", Type.INT, 10, MEDIUM, "Maximum number of retries after a temporary error.",
                 at_least(0), group="Retries", order=1)
@@ -56,7 +57,7 @@ def _validate_postgres_url(name: str, value: Any) -> None:
 
 
 async def connect(values: Mapping[str, Any]) -> Any:
-    """Return a connection whose session is in UTC, so that times without a zone are UTC, whatever the database's zone.
+    """Return a connection. The time zone of its session is UTC, so times without a zone are UTC.
 
     Raises RetriableError for a temporary error, such as a database that cannot be reached, else ConnectError. Raises
     ConfigError if asyncpg is not installed.

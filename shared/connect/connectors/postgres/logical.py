@@ -110,12 +110,12 @@ class SlotProgress:
         self._marks.append((self.read, lsn))
 
     def stored(self, offset: Offset | None) -> int | None:
-        """Record that the offset is stored. Return the LSN to which the slot may move, once, or None if it stays."""
+        """Record that the offset is stored. Returns the LSN to which the slot may move now, else None."""
         self._stored = max(self._stored, position_of(offset))
         return self.settled()
 
     def settled(self) -> int | None:
-        """Return the LSN to which the slot may move, once, or None if it stays."""
+        """Return the LSN to which the slot may move since the last call, or None if there is none."""
         found = None
         while self._marks and self._marks[0][0] <= self._stored:
             found = self._marks.popleft()[1]
@@ -127,7 +127,7 @@ class IncompleteRow:
     """A row of an update without its large values, which must be read from the table."""
 
     table: _CapturedTable
-    """The table as the log described it at the update. A later change in the log may describe it differently."""
+    """The table's definition in the log at the time of the update."""
     names: list[str]
     key: dict[str, str]
     value: Row
@@ -535,7 +535,7 @@ class LogicalReader:
                 raise ConnectError(f"there is no publication {name}; create it: {hint}")
             for table in tables:
                 await self._check_identity(connection, table)
-            # With publish_via_partition_root, changes of a partition have the name of the partitioned table.
+            # With publish_via_partition_root, the changes of a partition name the partitioned table.
             options = "publish = 'insert, update, delete', publish_via_partition_root = true"
             await self._create_replication_object(
                 connection, f"{create} WITH ({options})", "the publication cannot be created"

@@ -83,10 +83,9 @@ class Relation(NamedTuple):
 
 
 class Type(NamedTuple):
-    """A type that the next Relation uses and that is not built in. For a domain, schema and name are those of its base
-    type.
+    """A type that the next Relation uses and that is not built in.
 
-    The schema of a built-in type is empty.
+    For a domain, the namespace and the name are those of its base type. The namespace of a built-in type is empty.
     """
 
     oid: int

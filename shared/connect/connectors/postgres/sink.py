@@ -155,9 +155,9 @@ class PostgresSinkTask(SinkTask):
         Raises ConnectError if the error of a record is not tolerated. Raises RetriableError or ConnectError for any
         other error.
         """
-        # The first attempt has the whole batch. The attempt after an errant record has as many records as were in front
-        # of that record, and each success doubles the number. So a batch with many errant records is not tried as a
-        # whole for each of them.
+        # The first attempt has the whole batch. After an errant record, the next attempt has as many records as were in
+        # front of it, and each success doubles this number. So the rest of the batch is not tried as a whole for each
+        # errant record.
         at = 0
         size = len(records)
         while at < len(records):

@@ -4,10 +4,10 @@ A transaction locks the rows of its partitions and compares their offsets with t
 differ, another task has written to the partition, and the transaction fails. So two tasks never write the same records,
 even if one has lost the partition without noticing.
 
-There is one exception: the offset may be the end of the task's own last transaction. Postgres may have committed it
-although the connection broke before the response, so the task continues from there. If in truth that transaction was
-rolled back, and another task has written the same records up to the same offset, the task continues too. It does not
-write these records again.
+There is one exception: the offset may be the end of the task's own last transaction. If the connection broke before
+the response, Postgres may have committed this transaction, so the task continues from there. Perhaps Postgres rolled
+it back, and another task has written the same records up to the same offset. The task then continues too: in both
+cases the records are written once.
 
 Records that are delivered again are skipped if they are already written. But a task starts at the offset in the table,
 and after a complete batch no earlier record is delivered again. So a record below the end of the last complete batch

@@ -58,7 +58,7 @@ class TableReader:
         return f"coalesce({names})" if len(self._stamps) > 1 else names
 
     def statement(self) -> tuple[str, list[Any]]:
-        """The next query with its parameters."""
+        """Return the next query and its parameters."""
         if self._mode == "bulk":
             return f"SELECT * FROM {self._from}", []
         wheres: list[str] = []
@@ -128,7 +128,7 @@ class TableReader:
         return aware(value)
 
     def offset(self) -> dict[str, Any]:
-        """The stored form of the position at which reading continues."""
+        """Return the position at which reading continues, as a source offset."""
         found: dict[str, Any] = {}
         if self.incrementing is not None and "incrementing" in self._mode:
             found["incrementing"] = self.incrementing
