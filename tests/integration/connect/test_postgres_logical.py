@@ -342,6 +342,26 @@ async def test_errors_of_slots_and_publications_name_the_fix(url: str, db: Any) 
     await expect_error("the replication slot s is gone")
 
 
+@pytest.mark.parametrize("change", ["DROP TABLE src", "ALTER TABLE src RENAME TO moved"])
+async def test_a_table_that_leaves_the_publication_fails_the_task(url: str, db: Any, change: str) -> None:
+    """A table that is created again, or that takes another table's name, is not in the publication. The error names the
+    fix. After it, the changes of the table are read.
+    """
+    task = await started(url, Context(), retry_backoff_ms="1")
+    try:
+        assert await task.poll() == []
+        await db.execute("INSERT INTO src VALUES (1, 'one')")
+        assert ids(await polled(task)) == [("c", 1)]
+        await db.execute(f"{change}; CREATE TABLE src (id int PRIMARY KEY, v text)")
+        with pytest.raises(ConnectError, match=r'no table src.*ADD TABLE "src"'):
+            await polled(task)
+        await db.execute("ALTER PUBLICATION s ADD TABLE src")
+        await db.execute("INSERT INTO src VALUES (2, 'two')")
+        assert ids(await polled(task)) == [("c", 2)]
+    finally:
+        await task.stop()
+
+
 async def test_an_offset_of_another_log_is_an_error(url: str, db: Any) -> None:
     """An offset beyond the end of the log is from another server. No change is skipped, and the slot stays."""
     context = Context()

@@ -389,6 +389,8 @@ class LogicalReader:
             await self._prepare_replication(connection)
             self._connection = connection
         if self._reading is None:
+            # DROP TABLE takes a table out of the publication. After a rename, another table may have its name.
+            await self._check_publication(connection)
             await self.move_slot(connection)
             self._reading = await self._begin_bulk_read(connection)
             self._has_records = False
@@ -541,11 +543,16 @@ class LogicalReader:
                 connection, f"{create} WITH ({options})", "the publication cannot be created"
             )
             log.info("created a publication", publication=name, tables=tables)
+        await self._check_publication(connection)
+
+    async def _check_publication(self, connection: Any) -> None:
+        """Raise ConnectError if a table to read is not in the publication."""
+        name = self._publication
         rows = await connection.fetch(
             "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = $1", name
         )
         there = {f"{row['schemaname']}.{row['tablename']}" for row in rows}
-        for table in tables:
+        for table in self._values["table.whitelist"]:
             named = table if "." in table else f"public.{table}"
             if named not in there:
                 has_partitions_only = await connection.fetchval(
@@ -558,7 +565,8 @@ class LogicalReader:
                     else f"ADD TABLE {sql.quoted(table)}"
                 )
                 raise ConnectError(
-                    f"the publication {name} has no table {table}: ALTER PUBLICATION {sql.quoted_column(name)} {change}"
+                    f"the publication {name} has no table {table}: ALTER PUBLICATION {sql.quoted_column(name)} "
+                    f"{change}; changes before that are not read: to lose none, read the table with mode=bulk too"
                 )
 
     async def _check_identity(self, connection: Any, table: str) -> None:
