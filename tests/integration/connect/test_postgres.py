@@ -858,19 +858,27 @@ async def test_types_without_a_counterpart_are_text_of_postgres(url: str, db: An
         await task.stop()
 
 
-@pytest.mark.parametrize("mode", ["bulk", "incrementing"])
-async def test_the_end_of_a_day_is_its_last_time(url: str, db: Any, mode: str) -> None:
-    """The time 24:00:00, also as the result of rounding, is read as the last time before it. Other times are exact."""
-    await db.execute("CREATE TABLE src (id int, since time, until time, rounded time(0), none time)")
-    await db.execute("INSERT INTO src VALUES (1, '07:30:00.000001', '24:00:00', '23:59:59.9')")
+@pytest.mark.parametrize("mode", ["bulk", "incrementing", "timestamp"])
+async def test_times_beyond_pythons_range_are_the_nearest(url: str, db: Any, mode: str) -> None:
+    """The time 24:00:00, also as the result of rounding, is read as the last time before it. A date or timestamp
+    outside the years 1 to 9999 is read as the first or last one in this range. Other times are exact.
+    """
+    await db.execute("CREATE TABLE src (id int, since time, until time, rounded time(0), d date, b date, "
+                     "z timestamptz, at timestamp)")  # fmt: skip
+    await db.execute("INSERT INTO src VALUES (1, '07:30:00.000001', '24:00:00', '23:59:59.9', '20244-01-15', "
+                     "'0044-03-15 BC', '10000-01-01', '0044-03-15 12:00 BC')")  # fmt: skip
     task = PostgresSourceTask()
     task.initialize(Context())
     settings = {"connection.url": url, "mode": mode, "incrementing.column.name": "id", "topic.prefix": ""}
-    await task.start({**settings, "table.whitelist": "src"})
+    await task.start({**settings, "timestamp.column.name": "at", "table.whitelist": "src"})
     try:
         [record] = await task.poll() or []
-        exact = {"id": 1, "since": dt.time(7, 30, 0, 1), "none": None}
-        assert record.value == {**exact, "until": dt.time.max, "rounded": dt.time.max}
+        assert record.value == {
+            "id": 1, "since": dt.time(7, 30, 0, 1), "until": dt.time.max, "rounded": dt.time.max,
+            "d": dt.date.max, "b": dt.date.min, "z": dt.datetime.max.replace(tzinfo=dt.UTC),
+            "at": dt.datetime.min.replace(tzinfo=dt.UTC),
+        }  # fmt: skip
+        assert mode == "bulk" or await task.poll() == []
     finally:
         await task.stop()
 

@@ -9,14 +9,13 @@ import datetime as dt
 import math
 import re
 from collections.abc import Callable, Sequence
-from decimal import Context, Decimal, InvalidOperation
-from typing import Any, NamedTuple
+from decimal import Context, Decimal
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from penstock.shared.common.errors import DataError
 from penstock.shared.connect.connectors.postgres.sql import quoted_column
-from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.schema import (
     DATE,
     DECIMAL,
@@ -32,6 +31,8 @@ from penstock.shared.connect.schema import (
     timestamp_from_ms,
     timestamp_schema,
 )
+
+D = TypeVar("D", dt.date, dt.datetime)
 
 DIGITS = Context(prec=150_000)
 """Enough digits for any numeric of Postgres. Python's default of 28 digits would fail for longer ones."""
@@ -160,12 +161,7 @@ def value_from(type_oid: int, text: str) -> Any:
     datetime.datetime(2024, 1, 1, 12, 0, 0, 250000, tzinfo=datetime.timezone.utc)
     """
     name = TYPE_NAMES.get(type_oid)
-    if name is None:
-        return text
-    try:
-        return _PARSERS[name](text)
-    except (ValueError, InvalidOperation):
-        raise ConnectError(f"{text!r} is a {name} that Connect cannot represent") from None
+    return text if name is None else _PARSERS[name](text)
 
 
 TEXT_STYLES = "SET datestyle = 'ISO'; SET bytea_output = 'hex'; SET extra_float_digits = 3; SET timezone = 'UTC'"
@@ -178,10 +174,44 @@ def parse_time(text: str) -> dt.time:
     return dt.time.max if text == "24:00:00" else dt.time.fromisoformat(text)
 
 
-def _parse_infinite_times(parse: Callable[[str], Any], kind: Any) -> Callable[[str], Any]:
-    """Return a parser that takes infinite times as the first and the last time of Python, as the driver does."""
-    ends = {"infinity": kind.max, "-infinity": kind.min}
-    return lambda text: ends[text] if text in ends else parse(text)
+def _parse_in_range(parse: Callable[[str], Any], kind: Any) -> Callable[[str], Any]:
+    """Return a parser that reads a time outside the years 1 to 9999, as `_nearest` does."""
+
+    def parse_nearest(text: str) -> Any:
+        if text == "-infinity" or text.endswith(" BC"):
+            return kind.min
+        # Only a year after 9999 has more than four digits.
+        return parse(text) if text[4] == "-" else kind.max
+
+    return parse_nearest
+
+
+def decode_date(form: tuple[int]) -> dt.date:
+    """Return the value of a date column from its binary form, the days since 2000-01-01.
+
+    >>> decode_date((1,)), decode_date((2**31 - 1,))
+    (datetime.date(2000, 1, 2), datetime.date(9999, 12, 31))
+    """
+    return _nearest(dt.date(2000, 1, 1), days=form[0])
+
+
+def decode_timestamp(form: tuple[int]) -> dt.datetime:
+    """Return the value of a timestamp column, in UTC, from its binary form, the µs since 2000-01-01."""
+    return aware(_nearest(dt.datetime(2000, 1, 1), microseconds=form[0]))
+
+
+def encode_timestamp(value: dt.datetime) -> tuple[int]:
+    """Return the binary form of a time with a zone."""
+    return ((value - dt.datetime(2000, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1),)
+
+
+def _nearest(start: D, **distance: int) -> D:
+    """Return the time at this distance. An infinite time, or one outside the years 1 to 9999, becomes the first or the
+    last one in these years."""
+    try:
+        return start + dt.timedelta(**distance)
+    except OverflowError:
+        return start.max if max(distance.values()) > 0 else start.min
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
@@ -190,9 +220,9 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "bool": lambda text: text == "t",
     "bytea": lambda text: bytes.fromhex(text.removeprefix("\\x")),
     "numeric": Decimal,
-    "date": _parse_infinite_times(dt.date.fromisoformat, dt.date),
+    "date": _parse_in_range(dt.date.fromisoformat, dt.date),
     "time": parse_time,
-    **dict.fromkeys(("timestamp", "timestamptz"), _parse_infinite_times(dt.datetime.fromisoformat, dt.datetime)),
+    **dict.fromkeys(("timestamp", "timestamptz"), _parse_in_range(dt.datetime.fromisoformat, dt.datetime)),
 }
 
 

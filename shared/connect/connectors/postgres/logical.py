@@ -182,10 +182,7 @@ class _CapturedTable:
         field = self.schema.field(name)
         assert field is not None
         oid = next(column.type_oid for column in self.relation.columns if column.name == name)
-        try:
-            return value_of(value_from(oid, text), field.schema, self._scale)
-        except ConnectError as e:
-            raise ConnectError(f"{self.name}.{name}: {e}") from None
+        return value_of(value_from(oid, text), field.schema, self._scale)
 
     def whole(self, row: Row) -> Row:
         """Return the changed row with null for every unknown column."""

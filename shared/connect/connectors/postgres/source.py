@@ -22,6 +22,9 @@ from penstock.shared.connect.connectors.poll_wait import PollWait
 from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
 from penstock.shared.connect.connectors.postgres.columns import (
     TEXT_STYLES,
+    decode_date,
+    decode_timestamp,
+    encode_timestamp,
     parse_time,
     schema_of,
     value_of,
@@ -174,10 +177,17 @@ class PostgresSourceTask(SourceTask):
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(self._values)
             await self._connection.execute(TEXT_STYLES)
-            # The driver's own decoder fails for 24:00:00.
-            await self._connection.set_type_codec(
-                "time", schema="pg_catalog", encoder=str, decoder=parse_time, format="text"
-            )
+            # The driver's own decoders fail for 24:00:00, and outside the years 1 to 9999.
+            codecs = [
+                ("time", "text", str, parse_time),
+                ("date", "tuple", str, decode_date),
+                ("timestamp", "tuple", encode_timestamp, decode_timestamp),
+                ("timestamptz", "tuple", encode_timestamp, decode_timestamp),
+            ]
+            for name, form, encode, decode in codecs:
+                await self._connection.set_type_codec(
+                    name, schema="pg_catalog", encoder=encode, decoder=decode, format=form
+                )
         return self._connection
 
     async def _read_rows(self, reader: TableReader) -> tuple[list[SourceRecord], bool]:
