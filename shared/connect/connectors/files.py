@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
-from penstock.shared.common.errors import ConfigError, DataError, RetriableError
+from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.extras import needs
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, local_path
@@ -37,6 +37,7 @@ from penstock.shared.connect.config_def import (
 )
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.arrow_rows import NothingInIt, check_row, columns_of_file, table_of
+from penstock.shared.connect.connectors.retries import Retries
 from penstock.shared.connect.converters.json import value_to_json
 from penstock.shared.connect.errors import ConnectError, summary_of
 from penstock.shared.connect.properties import with_prefix
@@ -46,8 +47,6 @@ from penstock.shared.connect.task import Offsets, SinkTask
 
 NEVER_MS = float("inf")
 SUFFIX = {"parquet": ".parquet", "json": ".jsonl"}
-STORE_CONFIG_ERRORS = (TypeError, ValueError, AttributeError, ImportError, NotImplementedError)
-"""What fsspec's stores raise if a setting is wrong, or if the store cannot be written."""
 
 
 def file_system_of(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
@@ -92,6 +91,7 @@ class FilesSinkTask(SinkTask):
         if local_path("url", url) is None:
             self.context.files.resolved("url", url)
             self._system, self._root = await asyncio.to_thread(file_system_of, url, options)
+        self._retries = Retries(self._values["max.retries"])
         self._buffers: dict[TopicPartition, list[SinkRecord]] = {}
         self._since: dict[TopicPartition, float] = {}
         self._taken: dict[TopicPartition, int] = {}
@@ -153,20 +153,16 @@ class FilesSinkTask(SinkTask):
             if data is not None:
                 await asyncio.to_thread(self._store_file, path, data)
         except Exception as e:
-            if not self._is_temporary(e):
+            # The stores of fsspec raise errors of their own, such as gcsfs' HttpError.
+            if self._system is None and not isinstance(e, OSError):
                 raise
             self.context.timeout(self._values["retry.backoff.ms"])
-            raise RetriableError(f"{path}: {summary_of(e)}") from e
+            raise self._retries.failed(f"{path}: {summary_of(e)}") from e
+        self._retries.succeeded()
         del buffer[:count]
         for kept in (self._since, self._rejected):
             kept.pop(tp, None)
         self._written[tp] = last + 1
-
-    def _is_temporary(self, error: Exception) -> bool:
-        """Return whether storing the file again may succeed after this error."""
-        # fsspec's stores raise errors of their own, such as gcsfs' HttpError, and adlfs raises RuntimeError.
-        is_of_store = self._system is not None and not isinstance(error, STORE_CONFIG_ERRORS)
-        return is_of_store or isinstance(error, OSError)
 
     async def _encode_valid_records(self, tp: TopicPartition, records: list[SinkRecord]) -> bytes | None:
         """Return the bytes of a file with the valid records, or None if no record is valid.
@@ -310,6 +306,7 @@ class FilesSinkConnector(SinkConnector):
                     at_least(0))
             .define("parquet.codec", Type.STRING, "snappy", LOW, "Compression codec of Parquet files.",
                     one_of("none", "snappy", "gzip", "zstd", "lz4"))
+            .define("max.retries", Type.INT, 10, LOW, "Maximum number of retries of a failed write.", at_least(0))
             .define("retry.backoff.ms", Type.INT, 3_000, LOW, "Delay before a failed write is retried.", at_least(1))
         )  # fmt: skip
 

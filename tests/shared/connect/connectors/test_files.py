@@ -169,26 +169,27 @@ class StoreContext(Context):
 
 
 async def test_a_file_that_a_store_rejects_for_a_time_is_written_again() -> None:
-    """The stores of fsspec have errors of their own, which are temporary. Their reason names the class of the error.
-    Only errors of wrong settings, and of stores that cannot be written, are final."""
+    """The stores of fsspec have errors of their own. After `max.retries` errors in a row, the task fails. The reason
+    names the class of the error."""
     register_implementation("failing", Store, clobber=True)
-    settings = {"url": "failing://bucket", "format": "json", "flush.size": "2"}
+    settings = {"url": "failing://bucket", "format": "json", "flush.size": "2", "max.retries": "3"}
     task = FilesSinkTask()
     task.initialize(context := StoreContext())
     await task.start(settings)
-    temporary = [RuntimeError("Failed to upload block: ServerBusy"), LookupError("503"), TimeoutError()]
-    for error in temporary:
+    for error in (RuntimeError("Failed to upload block: ServerBusy"), LookupError("503"), TimeoutError()):
         Store.errors = [error]
         with pytest.raises(RetriableError, match=type(error).__name__):
             await task.put(records(A, 0, 2))
-    for final in (ValueError("no bucket"), AttributeError("copy"), NotImplementedError()):
-        Store.errors = [final]
-        with pytest.raises(type(final)):
-            await task.put(records(A, 0, 2))
-    assert context.timeouts == [3_000] * 3
+    Store.errors = [OSError("ACCESS_DENIED")]
+    with pytest.raises(ConnectError, match=r"3 retries: .*OSError: ACCESS_DENIED"):
+        await task.put(records(A, 0, 2))
     await task.put(records(A, 0, 2))
     ((name, file),) = Store.store.items()
     assert (name.rpartition("/")[2], file.getvalue().count(b"\n")) == (f"t+0+{0:020d}.jsonl", 2)
+    Store.errors = [OSError("after a success")]
+    with pytest.raises(RetriableError):
+        await task.put(records(A, 2, 4))
+    assert set(context.timeouts) == {3_000}
 
 
 async def test_invalid_records_are_reported_once(tmp_path: Path) -> None:
