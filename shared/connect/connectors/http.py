@@ -139,6 +139,8 @@ class HttpSinkTask(SinkTask):
     async def start(self, props: Mapping[str, str]) -> None:
         self._values = HttpSinkConnector.config().parse(props)
         self._client = make_http_client(self._values)
+        kind = "application/x-ndjson" if self._values["batch.format"] == "ndjson" else "application/json"
+        self._client.headers.setdefault("Content-Type", kind)
         self._retries = Retries(self._values["max.retries"])
         # The offset up to which each partition was posted, by topic too, since a transform may change records' topics.
         self._posted: dict[tuple[str, TopicPartition], int] = {}
@@ -187,7 +189,6 @@ class HttpSinkTask(SinkTask):
                     self._values["http.method"],
                     self._values["http.url"].replace("${topic}", quote(batch[0].topic, safe="")),
                     content=self._encode_request_body(batch),
-                    headers={"Content-Type": self._content_type},
                 )
         except (httpx.HTTPError, TimeoutError) as e:
             self._delay_next_request(self._values["retry.backoff.ms"])
@@ -221,10 +222,6 @@ class HttpSinkTask(SinkTask):
         # Each record is sent alone, to find the rejected ones.
         for record in batch:
             await self._send_batch([record])
-
-    @property
-    def _content_type(self) -> str:
-        return "application/x-ndjson" if self._values["batch.format"] == "ndjson" else "application/json"
 
     def _encode_request_body(self, batch: list[SinkRecord]) -> bytes:
         values = [value_to_json(record.value_schema, record.value) for record in batch]

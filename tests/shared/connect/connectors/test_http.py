@@ -85,6 +85,25 @@ class Answers(httpx.AsyncBaseTransport):
         return httpx.Response(status, headers=headers, content=content)
 
 
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({}, "application/json"),
+        ({"batch.format": "ndjson"}, "application/x-ndjson"),
+        ({"http.headers": "content-type:application/vnd.api+json"}, "application/vnd.api+json"),
+    ],
+)
+async def test_the_content_type_is_that_of_the_format_or_of_the_headers(settings: dict[str, str], kind: str) -> None:
+    """A `Content-Type` in `http.headers` replaces the type of `batch.format`."""
+    async with serving(lambda _request: OK) as server:
+        task = HttpSinkTask()
+        task.initialize(Context())
+        await task.start({"http.url": server.url, **settings})
+        await task.put(records(A, 0, 1))
+        assert server.requests[0].headers["content-type"] == kind
+        await task.stop()
+
+
 async def started_sink(transport: httpx.AsyncBaseTransport, context: Context, **settings: str) -> HttpSinkTask:
     task = HttpSinkTask()
     task.initialize(context)
