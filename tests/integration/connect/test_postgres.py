@@ -275,6 +275,28 @@ async def test_a_value_that_its_column_cannot_have_is_reported(url: str, db: Any
         await task.stop()
 
 
+async def test_texts_of_the_source_are_written(url: str, db: Any) -> None:
+    """A text that the source reads from a column is written to a column of the same type. The types that no text can be
+    written to are errors of their records, which name the type. They can be null.
+    """
+    await db.execute(
+        'CREATE TABLE t (c time, z timetz, b bit(3), v varbit, k "char", s bpchar, i interval, r int4range)'
+    )
+    texts = {"c": "12:00:00", "z": "12:00:00+01", "b": "101", "v": "01", "k": "a", "s": "b"}
+    task = PostgresSinkTask()
+    task.context = sink_context.Context(reporter := sink_context.Reporter())
+    await task.start({"name": "c", "connection.url": url})
+    values = [{**texts, "i": None, "r": None}, {"i": "1 day"}, {"r": "[1,2)"}, {"c": "noon"}, {"b": "x"}, {"s": 1}]
+    try:
+        await task.put([sink_context.record(A, n, value) for n, value in enumerate(values)])
+        found = await db.fetch("SELECT c::text, z::text, b::text, v::text, k::text, s::text, i::text, r::text FROM t")
+        assert [{name: text for name, text in row.items() if text is not None} for row in found] == [texts, {"s": "1"}]
+        assert [offset for _, offset in reporter.reported] == [1, 2, 3, 4]
+        assert re.findall("type ([a-z0-9]+)", " ".join(reporter.errors)) == ["interval", "int4range"]
+    finally:
+        await task.stop()
+
+
 REJECTING = {
     "trigger": """
         CREATE TABLE t (id integer PRIMARY KEY, v text);

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from penstock.shared.common.errors import DataError
+from penstock.shared.connect.connectors.postgres.database import driver
 from penstock.shared.connect.connectors.postgres.sql import quoted_column
 from penstock.shared.connect.schema import (
     DATE,
@@ -242,6 +243,7 @@ def column_adapter(kind: str) -> Callable[[Any], Any] | None:
     return _ADAPTERS.get(re.sub(r"\([^)]*\)", "", kind))
 
 
+RANGES = ("int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange")
 INTEGER_BYTES = {"int2": 2, "int4": 4, "int8": 8}
 """The sizes of Postgres's integers."""
 
@@ -316,6 +318,29 @@ def _adapt_date(value: Any) -> Any:
     return value
 
 
+def _adapt_time(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return dt.time.fromisoformat(value)
+        except ValueError:
+            raise DataError(f"{value!r:.100} is not an ISO 8601 time of day") from None
+    return value
+
+
+def _adapt_bits(value: Any) -> Any:
+    return driver().BitString(value) if isinstance(value, str) else value
+
+
+def _only_null(kind: str) -> Callable[[Any], Any]:
+    """Return the adapter for a type whose values the driver has in classes that no record has."""
+
+    def adapt_null(value: Any) -> None:
+        if value is not None:
+            raise DataError(f"the sink cannot write columns of type {kind}")
+
+    return adapt_null
+
+
 def _adapt_numeric(value: Any) -> Any:
     if isinstance(value, float | int) and not isinstance(value, bool):
         return Decimal(str(value))
@@ -332,10 +357,15 @@ _ADAPTERS: dict[str, Callable[[Any], Any]] = {
     "text": _adapt_text,
     "character varying": _adapt_text,
     "character": _adapt_text,
+    "bpchar": _adapt_text,
     "timestamp with time zone": _adapt_timestamptz,
     "timestamptz": _adapt_timestamptz,
     "timestamp without time zone": _adapt_timestamp,
     "date": _adapt_date,
     "numeric": _adapt_numeric,
     "bytea": _adapt_bytea,
+    '"char"': _adapt_bytea,
+    **dict.fromkeys(("time without time zone", "time with time zone"), _adapt_time),
+    **dict.fromkeys(("bit", "bit varying"), _adapt_bits),
+    **{kind: _only_null(kind) for kind in ("interval", *RANGES)},
 }

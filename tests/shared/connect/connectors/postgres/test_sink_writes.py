@@ -106,6 +106,9 @@ def test_a_primary_key_of_the_key_has_the_keys_type() -> None:
         ("numeric(10,2)", 1.5, Decimal("1.5")),
         ("numeric(10,-2)", 1.5, Decimal("1.5")),
         ("character varying(10)", 5, "5"),
+        ("bpchar", 5, "5"),
+        ("time(3) without time zone", "12:00:00.5", dt.time(12, 0, 0, 500_000)),
+        ("bit varying(5)", "101", driver().BitString("101")),
     ],
 )
 def test_values_are_adapted_to_columns_with_a_precision(kind: str, value: Any, adapted: Any) -> None:
@@ -152,6 +155,16 @@ def test_a_text_column_takes_no_bytes(kind: str) -> None:
     assert adapt is not None
     with pytest.raises(DataError, match="b'ann'"):
         adapt(b"ann")
+
+
+@pytest.mark.parametrize(("kind", "value"), [("interval", "1 day"), ("daterange", "empty")])
+def test_a_value_that_a_column_never_takes_is_an_error(kind: str, value: Any) -> None:
+    """No text is an interval or a range. A null is written."""
+    adapt = column_adapter(kind)
+    assert adapt is not None
+    assert adapt(None) is None
+    with pytest.raises(DataError):
+        adapt(value)
 
 
 @pytest.mark.parametrize("value", [10.5, Decimal("1.9"), True, "10", math.nan, math.inf, Decimal("-Infinity"), 2**31])
