@@ -277,7 +277,8 @@ async def test_a_value_that_its_column_cannot_have_is_reported(url: str, db: Any
 
 async def test_texts_of_the_source_are_written(url: str, db: Any) -> None:
     """A text that the source reads from a column is written to a column of the same type. The types that no text can be
-    written to are errors of their records, which name the type. They can be null.
+    written to are errors of their records, which name the type. They can be null. A record without any of the columns is
+    an error too.
     """
     await db.execute(
         'CREATE TABLE t (c time, z timetz, b bit(3), v varbit, k "char", s bpchar, i interval, r int4range)'
@@ -286,13 +287,14 @@ async def test_texts_of_the_source_are_written(url: str, db: Any) -> None:
     task = PostgresSinkTask()
     task.context = sink_context.Context(reporter := sink_context.Reporter())
     await task.start({"name": "c", "connection.url": url})
-    values = [{**texts, "i": None, "r": None}, {"i": "1 day"}, {"r": "[1,2)"}, {"c": "noon"}, {"b": "x"}, {"s": 1}]
+    values = [{**texts, "i": None, "r": None}, {"i": "1 day"}, {"r": "[1,2)"}, {"c": "noon"}, {"b": "x"}, {}, {"s": 1}]
     try:
         await task.put([sink_context.record(A, n, value) for n, value in enumerate(values)])
         found = await db.fetch("SELECT c::text, z::text, b::text, v::text, k::text, s::text, i::text, r::text FROM t")
         assert [{name: text for name, text in row.items() if text is not None} for row in found] == [texts, {"s": "1"}]
-        assert [offset for _, offset in reporter.reported] == [1, 2, 3, 4]
+        assert [offset for _, offset in reporter.reported] == [1, 2, 3, 4, 5]
         assert re.findall("type ([a-z0-9]+)", " ".join(reporter.errors)) == ["interval", "int4range"]
+        assert reporter.errors[-1].endswith("the record has no column of table t")
     finally:
         await task.stop()
 

@@ -429,8 +429,10 @@ async def _copy_rows_to_table(
 ) -> None:
     """Copy rows of `table` to the target, which is this table or a temporary one.
 
-    Raises ConnectError if the driver cannot write the type of a column.
+    Raises DataError if the rows have no columns, and ConnectError if the driver cannot write the type of a column.
     """
+    if not names:
+        raise DataError(f"the record has no column of table {table.name}")
     # COPY takes no database, with which the name may begin.
     schema, name = [None, *target.split(".")][-2:]
     adapted = _adapt_rows_to_columns(rows, names, table)
