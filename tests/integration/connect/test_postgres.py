@@ -276,9 +276,8 @@ async def test_a_value_that_its_column_cannot_have_is_reported(url: str, db: Any
 
 
 async def test_texts_of_the_source_are_written(url: str, db: Any) -> None:
-    """A text that the source reads from a column is written to a column of the same type. The types that no text can be
-    written to are errors of their records, which name the type. They can be null. A record without any of the columns is
-    an error too.
+    """A text that the source reads from a column is written to a column of the same type. An interval or a range, and a
+    record without any of the columns, are errors that name the cause.
     """
     await db.execute(
         'CREATE TABLE t (c time, z timetz, b bit(3), v varbit, k "char", s bpchar, i interval, r int4range)'

@@ -341,10 +341,14 @@ def _only_null(kind: str) -> Callable[[Any], Any]:
     return adapt_null
 
 
-def _adapt_numeric(value: Any) -> Any:
-    if isinstance(value, float | int) and not isinstance(value, bool):
-        return Decimal(str(value))
+def _adapt_float(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise DataError(f"{value!r} is not a number")
     return value
+
+
+def _adapt_numeric(value: Any) -> Any:
+    return Decimal(str(_adapt_float(value))) if isinstance(value, float | int) else value
 
 
 def _adapt_bytea(value: Any) -> Any:
@@ -363,6 +367,7 @@ _ADAPTERS: dict[str, Callable[[Any], Any]] = {
     "timestamp without time zone": _adapt_timestamp,
     "date": _adapt_date,
     "numeric": _adapt_numeric,
+    **dict.fromkeys(("real", "double precision"), _adapt_float),
     "bytea": _adapt_bytea,
     '"char"': _adapt_bytea,
     **dict.fromkeys(("time without time zone", "time with time zone"), _adapt_time),

@@ -157,9 +157,18 @@ def test_a_text_column_takes_no_bytes(kind: str) -> None:
         adapt(b"ann")
 
 
-@pytest.mark.parametrize(("kind", "value"), [("interval", "1 day"), ("daterange", "empty")])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("interval", "1 day"),
+        ("daterange", "empty"),
+        ("numeric(5,2)", True),
+        ("real", True),
+        ("double precision", False),
+    ],
+)
 def test_a_value_that_a_column_never_takes_is_an_error(kind: str, value: Any) -> None:
-    """No text is an interval or a range. A null is written."""
+    """No text is an interval or a range, and no boolean is a number. A null is written."""
     adapt = column_adapter(kind)
     assert adapt is not None
     assert adapt(None) is None
