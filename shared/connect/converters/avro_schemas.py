@@ -333,6 +333,10 @@ class _AvroSchemaReader:
             return found.as_optional() if optional else found
         made = [self.whole(branch, namespace, depth + 1) for branch in rest]
         fields = [Field(_branch_name(avro), schema.as_optional()) for avro, schema in zip(rest, made, strict=True)]
+        names = [field.name for field in fields]
+        if len({*names}) < len(names):
+            # As in Confluent's converter, whose struct cannot have two fields of one name either.
+            raise DataError(f"an Avro union has two types of one name, without the namespaces: {', '.join(names)}")
         return Schema.struct(AVRO_UNION, *fields, optional=optional)
 
     def _connect_struct(self, avro: dict[str, Any], namespace: str, depth: int) -> Schema:

@@ -499,6 +499,13 @@ async def test_references_are_followed() -> None:
         assert schema.field("s").schema == Schema.struct("a.Sub", Field("x", INT32))  # type: ignore[union-attr]
 
 
+def test_a_union_of_types_with_one_simple_name_is_an_error() -> None:
+    """The struct of a union has one field for each simple name, so a value's branch would be ambiguous."""
+    union = [{"type": "record", "name": f"com.v{n}.Order", "fields": []} for n in (1, 2)]
+    with pytest.raises(DataError, match="Order"):
+        from_avro(["null", *union])
+
+
 @pytest.mark.parametrize("data", [b"", b"\x01\x00\x00\x00\x01x", b"\x00\x00\x00", b"text"])
 async def test_bytes_without_an_id_are_an_error(data: bytes) -> None:
     """Bytes that do not begin with a zero byte and an id are a DataError."""
