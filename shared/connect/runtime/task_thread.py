@@ -17,7 +17,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from penstock.shared.common.errors import IllegalState
+from penstock.shared.common.errors import IllegalState, error_text
 from penstock.shared.connect.connector import Connector, SinkConnector, SourceConnector
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.task import SinkTask, SourceTask, Task
@@ -58,7 +58,8 @@ class TaskThread:
         method runs on the event loop when the calls in the thread have returned. A default method of a base class does
         not block, and runs on the event loop at once. The default `pre_commit` runs where `flush` does.
 
-        Raises ConnectError if the method raises CancelledError and the caller is not cancelled.
+        Raises ConnectError if the method raises CancelledError and the caller is not cancelled, and if it raises any
+        other error that is no Exception, such as SystemExit.
         """
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
@@ -80,6 +81,12 @@ class TaskThread:
             # silently, as if the worker had cancelled it.
             name = getattr(method, "__qualname__", repr(method))
             raise ConnectError(f"{name} raised CancelledError, and was not cancelled") from e
+        except (Exception, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as e:
+            # SystemExit must not end the worker. A panic of a Rust library is no Exception either.
+            name = getattr(method, "__qualname__", repr(method))
+            raise ConnectError(f"{name} raised {type(e).__name__}: {error_text(e)}") from e
         return value
 
     @classmethod

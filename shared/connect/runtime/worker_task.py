@@ -52,7 +52,6 @@ class WorkerTask(ABC):
         self._waits: RetryWaits | None = None
         self.cancelled = False
         self.state = State.UNASSIGNED
-        self.error: Exception | None = None
         self.target = TargetState.STARTED
         self.stopping = False
         self._listener = listener
@@ -173,8 +172,10 @@ class WorkerTask(ABC):
         except asyncio.CancelledError:
             log.warning("task was cancelled", task=str(self.id))
             raise
-        except Exception as e:
-            # Any error of the connector fails this task alone.
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as e:
+            # Any error fails this task alone. A panic of a converter's Rust library is no Exception.
             self._fail_task(e)
         else:
             self.moved(Event.SHUTDOWN)
@@ -184,8 +185,7 @@ class WorkerTask(ABC):
         self.state = after(self.state, event)
         self._report_state(event)
 
-    def _fail_task(self, error: Exception) -> None:
-        self.error = error
+    def _fail_task(self, error: BaseException) -> None:
         log.error("task failed", task=str(self.id), error=self.mask(summary_of(error)))
         self.state = after(self.state, Event.FAILURE)
         self._report_state(Event.FAILURE, self.mask(trace_of(error)))

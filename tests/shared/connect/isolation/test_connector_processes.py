@@ -251,14 +251,14 @@ async def test_calls_that_block_end_with_a_stop(tmp_path: Path) -> None:
 
 
 async def test_a_start_that_ends_the_process_is_retried(tmp_path: Path) -> None:
-    """SystemExit in a connector ends its process. The start fails with the exit status and is retried; then the tasks
-    are configured.
+    """If a connector ends its process, the start fails with the exit status and is retried; then the tasks are
+    configured.
     """
     (tmp_path / "leave").touch()
     props = config(AwkwardSource, tmp_path / "leave", start_does="leave while")
     async with isolating() as run:
         assert await run.start(props) is State.FAILED
-        assert "ended, exit status 1" in run.listener.traces[0]
+        assert "ended, exit status 4" in run.listener.traces[0]
         (tmp_path / "leave").unlink()
         await run.is_running("c")
         assert run.listener.of("c")[-1] == "startup"

@@ -20,7 +20,15 @@ from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.runtime.conversion import Conversion
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.transformation_chain import TransformationChain, TransformationStage
-from tests.shared.connect.harness import STRING, RecordingSink, RecordingSinkTask, running, source_record
+from tests.shared.connect.harness import (
+    STRING,
+    RecordingSink,
+    RecordingSinkTask,
+    RecordingSource,
+    RecordingSourceTask,
+    running,
+    source_record,
+)
 
 UNUSED = cast(Any, None)
 
@@ -59,6 +67,25 @@ async def test_a_connectors_header_converter_overrides_the_workers() -> None:
             await run.run(RecordingSink, topics="t", **settings)
             await run.until(lambda: RecordingSinkTask.made and RecordingSinkTask.made[-1].records)
             assert [header.value for header in RecordingSinkTask.made[-1].records[0].headers] == [wanted]
+
+
+class Panic(BaseException):
+    """An error as a panic in a Rust library raises it: pyo3_runtime.PanicException is no Exception."""
+
+
+async def test_a_panic_of_a_converter_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task whose converter raises a BaseException is shown as FAILED, with its trace."""
+
+    def panic(*_: object) -> None:
+        raise Panic("index out of bounds")
+
+    monkeypatch.setattr(StringConverter, "from_connect_data", panic)
+    async with running() as run:
+        id = await run.run(RecordingSource)
+        await run.until(lambda: RecordingSourceTask.made)
+        RecordingSourceTask.made[0].batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: run.listener.of(id) == ["startup", "failure"])
+        assert "Panic: index out of bounds" in run.listener.traces[0]
 
 
 def chain(**more: str) -> TransformationChain:
