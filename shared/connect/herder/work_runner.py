@@ -55,7 +55,7 @@ class WorkRunner:
         return f"<WorkRunner of {self._worker!r}>"
 
     def running(self) -> ConnectorsAndTasks:
-        """Return all work on this worker, including failed work, but not work that could not be created."""
+        """Return all work on this worker, including failed work, but not connectors that could not be created."""
         return ConnectorsAndTasks(self._worker.connector_names(), {*self._worker.task_ids(), *self._preparing})
 
     def outdated(self, tasks: Iterable[ConnectorTaskId], *, whole_sets: bool) -> set[ConnectorTaskId]:

@@ -60,10 +60,10 @@ class Worker:
         self._clock = clock
         self._connectors: dict[str, WorkerConnector] = {}
         self._tasks: dict[ConnectorTaskId, WorkerTask] = {}
-        self._specs: dict[ConnectorTaskId, tuple[TaskSpec, StatusListener]] = {}
         self._targets: dict[str, TargetState] = {}
         self._restarts = WorkerRestarts(restart_backoff(config))
         self._watchers: dict[ConnectorTaskId, asyncio.Task[None]] = {}
+        """For each task on this worker, the asyncio task that restarts it. `_tasks` lacks tasks that cannot be made."""
         self._stalled: set[ConnectorTaskId] = set()
         self._stall_watch: asyncio.Task[None] | None = None
 
@@ -93,13 +93,15 @@ class Worker:
         return frozenset(self._connectors)
 
     def task_ids(self) -> frozenset[ConnectorTaskId]:
-        """Return the tasks on this worker, running or not."""
-        return frozenset(self._tasks)
+        """Return the tasks on this worker, running or not, also those that cannot be made."""
+        return frozenset(self._watchers)
 
     def state(self, id: Id) -> State | None:
         """Return the state of a connector or task on this worker, or None if it is not here."""
         found = self._connectors.get(id) if isinstance(id, str) else self._tasks.get(id)
-        return None if found is None else found.state
+        if found is None:
+            return State.FAILED if id in self._watchers else None
+        return found.state
 
     def task_metrics(self) -> list[tuple[ConnectorTaskId, State, dict[str, float]]]:
         """Return each task on this worker with its state and its metrics, by Kafka Connect's names with underscores.
@@ -238,18 +240,21 @@ class Worker:
     async def start_task(self, spec: TaskSpec, target: TargetState, listener: StatusListener) -> bool:
         """Start a task. If the task cannot be made, reports its failure and returns False.
 
-        A task that fails later is restarted after a backoff if `task.restart.enable` is set.
+        After this and each later failure, the task is restarted after a backoff if `task.restart.enable` is set.
         """
-        if spec.id in self._tasks:
+        if spec.id in self._watchers:
             raise ConnectError(f"Task already exists in this worker: {spec.id}")
         self._targets[spec.id.connector] = target
-        self._specs[spec.id] = (spec, listener)
-        begun = self._begin_task(spec, listener, target)
-        if not begun:
-            self._specs.pop(spec.id, None)
-        return begun
+        running = self._begin_task(spec, listener)
+        self._watchers[spec.id] = asyncio.create_task(
+            self._restart_after_failures(spec, listener, running), name=f"watch-{spec.id}"
+        )
+        return running is not None
 
-    def _begin_task(self, spec: TaskSpec, listener: StatusListener, target: TargetState) -> bool:
+    def _begin_task(self, spec: TaskSpec, listener: StatusListener) -> asyncio.Task[None] | None:
+        """Make and start a task. Returns the asyncio task that runs it, or None if the task cannot be made, which is
+        reported."""
+        self._restarts.started(spec.id, self._clock.monotonic_ms())
         try:
             self._check_tasks_max(spec)
             task = self._make_task(spec, listener)
@@ -258,14 +263,9 @@ class Worker:
             mask = self.masking({**spec.connector_config, **spec.task_config})
             log.error("task cannot be created", task=str(spec.id), error=mask(summary_of(e)))
             listener.on_event(spec.id, Event.FAILURE, mask(trace_of(e)))
-            return False
+            return None
         self._tasks[spec.id] = task
-        self._restarts.started(spec.id, self._clock.monotonic_ms())
-        running = task.start(target)
-        self._watchers[spec.id] = asyncio.create_task(
-            self._restart_after_failure(task, running), name=f"watch-{spec.id}"
-        )
-        return True
+        return task.start(self._targets[spec.id.connector])
 
     def _check_tasks_max(self, spec: TaskSpec) -> None:
         config = self.transformer.resolve(spec.connector_config)
@@ -276,24 +276,27 @@ class Worker:
                 "maximum number of tasks it is configured to create (tasks.max)"
             )
 
-    async def _restart_after_failure(self, task: WorkerTask, running: asyncio.Task[None]) -> None:
-        """Wait until a task has ended. If it failed and `task.restart.enable` is set, restart it after a backoff. If
-        the new task cannot be made, try again after the next backoff."""
-        await asyncio.wait([running])
-        id = task.id
-        begun = task.state is not State.FAILED or task.stopping
-        while not begun and (wait_ms := self._restarts.failed(id, self._clock.monotonic_ms())) is not None:
+    async def _restart_after_failures(
+        self, spec: TaskSpec, listener: StatusListener, running: asyncio.Task[None] | None
+    ) -> None:
+        """Restart a task after each failure, after a backoff, until it is stopped. `running` is from `_begin_task`."""
+        id = spec.id
+        while True:
+            if running is not None:
+                await asyncio.wait([running])
+            if self.state(id) is not State.FAILED:
+                return
+            wait_ms = self._restarts.failed(id, self._clock.monotonic_ms())
+            if wait_ms is None:
+                return
             log.warning("task will be restarted", task=str(id), in_ms=wait_ms)
             await asyncio.sleep(wait_ms / 1000)
-            spec, listener = self._specs[id]
             listener.on_event(id, Event.RESTART)
-            self._restarts.started(id, self._clock.monotonic_ms())
-            begun = self._begin_task(spec, listener, self._targets[id.connector])
+            running = self._begin_task(spec, listener)
 
     async def stop_tasks(self, ids: Iterable[ConnectorTaskId]) -> None:
         """Stop tasks in parallel. Those that still run after the graceful timeout are cancelled and abandoned."""
         for id in (ids := tuple(ids)):
-            self._specs.pop(id, None)
             self._restarts.forget(id)
             if (watcher := self._watchers.pop(id, None)) is not None:
                 watcher.cancel()

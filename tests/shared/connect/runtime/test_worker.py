@@ -21,6 +21,7 @@ from tests.shared.connect.harness import (
     RecordingSourceTask,
     running,
 )
+from tests.virtual_time import let_pass
 
 SINK = {"name": "s", "connector.class": "FileStreamSink", "topics": "t", "file": "${env:HOME}/out", "tasks.max": "2"}
 
@@ -180,6 +181,31 @@ async def test_failed_restarts_are_retried_with_rising_backoff() -> None:
                 await run.until(lambda: run.listener.of(id)[-1] == "startup")
                 assert run.listener.of(id) == ["startup", *["failure", "restart"] * 3, "startup"]
         assert [line["in_ms"] for line in logged if line["event"] == "task will be restarted"] == [10, 20, 40]
+    finally:
+        RecordingSourceTask.prepare = staticmethod(lambda _task: None)
+
+
+async def test_a_task_that_cannot_be_made_is_tried_again() -> None:
+    """A task that cannot be made at its first start is on the worker as FAILED, and is made after the backoff, until it
+    is stopped."""
+
+    def missing(_made: RecordingSourceTask) -> None:
+        if len(RecordingSourceTask.made) < 3:
+            raise FileNotFoundError("secret.properties")
+
+    RecordingSourceTask.prepare = staticmethod(missing)
+    try:
+        async with running(task_restart_enable="true", task_restart_backoff_ms="10") as run:
+            id = await run.run(RecordingSource)
+            assert (run.worker.task_ids(), run.worker.state(id)) == ({id}, State.FAILED)
+            await run.until(lambda: run.listener.of(id) == [*["failure", "restart"] * 2, "startup"])
+            assert run.worker.state(id) is State.RUNNING
+        async with running(task_restart_enable="true", task_restart_backoff_ms="10") as run:
+            id = await run.run(RecordingSource)
+            await run.worker.stop_tasks([id])
+            assert (run.worker.task_ids(), run.worker.state(id)) == (frozenset(), None)
+            await let_pass(0.05)
+            assert run.listener.of(id) == ["failure"]
     finally:
         RecordingSourceTask.prepare = staticmethod(lambda _task: None)
 
