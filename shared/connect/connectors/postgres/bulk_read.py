@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.shared.common.log import get_logger
+from penstock.shared.connect.connectors.postgres.columns import Column, columns_of
 
 log = get_logger(__name__)
 
@@ -42,10 +43,9 @@ class BulkRead:
         return cls(connection, await connection.prepare(f"FETCH {most} FROM {CURSOR}"), idle_ms)
 
     @property
-    def attributes(self) -> Sequence[Any]:
-        """The columns."""
-        found: Sequence[Any] = self._fetch.get_attributes()
-        return found
+    def columns(self) -> list[Column]:
+        """The columns of the result."""
+        return columns_of(self._fetch)
 
     async def rows(self) -> Sequence[Any]:
         """Return the next rows. Fewer rows than requested are the last ones.

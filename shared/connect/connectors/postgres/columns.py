@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -34,6 +34,8 @@ from penstock.shared.connect.schema import (
 )
 
 D = TypeVar("D", dt.date, dt.datetime)
+Column = tuple[str, str]
+"""The name and the type of a column."""
 
 DIGITS = Context(prec=150_000)
 """Enough digits for any numeric of Postgres. Python's default of 28 digits would fail for longer ones."""
@@ -82,25 +84,16 @@ _VALUE_COLUMN_TYPES: tuple[tuple[type, str], ...] = (
 )
 
 
-class TypeName(NamedTuple):
-    """The name of a type, in the form of asyncpg's `Type`."""
-
-    name: str
-
-
-class Attribute(NamedTuple):
-    """The name and the type of a column, in the form of asyncpg's `Attribute`."""
-
-    name: str
-    type: TypeName
+def columns_of(prepared: Any) -> list[Column]:
+    """Return the columns of a prepared query."""
+    return [(attribute.name, attribute.type.name) for attribute in prepared.get_attributes()]
 
 
-def schema_of(name: str, attributes: Sequence[Any], scale: int) -> Schema:
+def schema_of(name: str, columns: Sequence[Column], scale: int) -> Schema:
     """Return the schema of a row from the types of its columns. A type without a counterpart in Connect becomes a
     string."""
     fields = []
-    for attribute in attributes:
-        kind = attribute.type.name
+    for column, kind in columns:
         if kind == "numeric":
             schema = decimal_schema(scale, optional=True)
         elif kind == "date":
@@ -111,26 +104,26 @@ def schema_of(name: str, attributes: Sequence[Any], scale: int) -> Schema:
             schema = timestamp_schema(optional=True)
         else:
             schema = Schema(_TYPES.get(kind, SchemaType.STRING), optional=True)
-        fields.append(Field(attribute.name, schema))
+        fields.append(Field(column, schema))
     return Schema.struct(name, *fields)
 
 
-def with_texts(statement: str, attributes: Sequence[Any]) -> str:
-    """Return the query with columns of types without a counterpart in Connect as text. `attributes` are its columns.
+def with_texts(statement: str, columns: Sequence[Column]) -> str:
+    """Return the query with columns of types without a counterpart in Connect as text. `columns` are its columns.
 
-    >>> with_texts("SELECT * FROM t", [Attribute("id", TypeName("int4")), Attribute("list", TypeName("text[]"))])
+    >>> with_texts("SELECT * FROM t", [("id", "int4"), ("list", "text[]")])
     'SELECT c0 AS "id",c1::text AS "list" FROM (SELECT * FROM t) q (c0,c1)'
     """
-    kept = [attribute.type.name in _READ_TYPES for attribute in attributes]
+    kept = [kind in _READ_TYPES for _, kind in columns]
     if all(kept):
         return statement
     # Numbered, since columns of a query may have the same name.
     names = [f"c{at}" for at in range(len(kept))]
-    columns = [
-        f"{name}{'' if is_kept else '::text'} AS {quoted_column(attribute.name)}"
-        for name, is_kept, attribute in zip(names, kept, attributes, strict=True)
+    selected = [
+        f"{name}{'' if is_kept else '::text'} AS {quoted_column(column)}"
+        for name, is_kept, (column, _) in zip(names, kept, columns, strict=True)
     ]
-    return f"SELECT {','.join(columns)} FROM ({statement}) q ({','.join(names)})"
+    return f"SELECT {','.join(selected)} FROM ({statement}) q ({','.join(names)})"
 
 
 def value_of(value: Any, schema: Schema, scale: int) -> Any:

@@ -103,6 +103,7 @@ async def transaction(connection: Any, *, keep: bool = True) -> AsyncIterator[No
 async def change_schema(connection: Any, statement: str) -> None:
     """Execute a CREATE or ALTER with IF NOT EXISTS. If another task makes the same change at once, the error is
     ignored."""
+    log.info("changing the database", statement=statement)
     exceptions = driver().exceptions
     exists = (exceptions.DuplicateTableError, exceptions.DuplicateObjectError, exceptions.DuplicateColumnError)
     try:

@@ -14,8 +14,11 @@ After a read has ended, the slot may move to its end as soon as all records of t
 >>> progress = SlotProgress(None)
 >>> progress.read = (100, 2)
 >>> progress.mark(150)
->>> progress.stored({"lsn": "0/64", "change": 1}), progress.stored({"lsn": "0/64", "change": 2})
-(None, 150)
+>>> progress.stored({"lsn": "0/64", "change": 1})
+>>> progress.target
+>>> progress.stored({"lsn": "0/64", "change": 2})
+>>> progress.target
+150
 """
 
 from __future__ import annotations
@@ -35,8 +38,6 @@ from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
 from penstock.shared.connect.connectors.postgres.columns import (
     TYPE_NAMES,
     TYPE_OIDS,
-    Attribute,
-    TypeName,
     schema_of,
     value_from,
     value_of,
@@ -93,6 +94,8 @@ class SlotProgress:
         self.read = position_of(offset)
         self._stored = self.read
         self._marks: deque[tuple[Position, int]] = deque()
+        self.target: int | None = None
+        """The LSN to which the slot may move. The caller clears it after the move."""
 
     def __repr__(self) -> str:
         return f"<SlotProgress {lsn_text(self.read[0])} {self.read[1]}, {len(self._marks)} marks>"
@@ -108,18 +111,16 @@ class SlotProgress:
         if self._marks and self._marks[-1][0] == self.read:
             self._marks.pop()
         self._marks.append((self.read, lsn))
+        self._pass_stored_marks()
 
-    def stored(self, offset: Offset | None) -> int | None:
-        """Record that the offset is stored. Returns the LSN to which the slot may move now, else None."""
+    def stored(self, offset: Offset | None) -> None:
+        """Record that the offset is stored."""
         self._stored = max(self._stored, position_of(offset))
-        return self.settled()
+        self._pass_stored_marks()
 
-    def settled(self) -> int | None:
-        """Return the LSN to which the slot may move since the last call, or None if there is none."""
-        found = None
+    def _pass_stored_marks(self) -> None:
         while self._marks and self._marks[0][0] <= self._stored:
-            found = self._marks.popleft()[1]
-        return found
+            self.target = self._marks.popleft()[1]
 
 
 @dataclass
@@ -145,10 +146,8 @@ class _CapturedTable:
         self.relation = relation
         self.name = name
         self._scale = values["numeric.scale"]
-        attributes = [
-            Attribute(column.name, TypeName(TYPE_NAMES.get(column.type_oid, "text"))) for column in relation.columns
-        ]
-        self.schema = schema_of(name, attributes, self._scale)
+        columns = [(column.name, TYPE_NAMES.get(column.type_oid, "text")) for column in relation.columns]
+        self.schema = schema_of(name, columns, self._scale)
         # If the identity is the whole row, every column is in the key. The record then has no key.
         own = [] if relation.identity == "f" else [column.name for column in relation.columns if column.is_key]
         self.key_names = values["key.columns"] or own
@@ -353,7 +352,6 @@ class LogicalReader:
         self._has_records = False
         self._failure: ConnectError | None = None
         """Why the change after the position read cannot become a record."""
-        self._move_to: int | None = None
         self.is_idle = False
 
     def __repr__(self) -> str:
@@ -425,7 +423,7 @@ class LogicalReader:
 
     async def move_slot(self, connection: Any) -> None:
         """Move the slot to the position up to which everything is stored, if that is ahead of the slot."""
-        if (target := self._move_to) is not None:
+        if (target := self._progress.target) is not None:
             # A slot that was moved further by hand stays there.
             await connection.execute(
                 "SELECT pg_replication_slot_advance(slot_name, $2::text::pg_lsn) FROM pg_replication_slots "
@@ -433,17 +431,12 @@ class LogicalReader:
                 self._slot, lsn_text(target), timeout=MOVE_SLOT_S,
             )  # fmt: skip
             # A commit may have set a later position meanwhile.
-            if self._move_to == target:
-                self._move_to = None
+            if self._progress.target == target:
+                self._progress.target = None
 
     def stored(self, offset: Offset | None) -> None:
         """Record that this offset is stored: the slot may move."""
-        self._set_slot_target(self._progress.stored(offset))
-
-    def _set_slot_target(self, target: int | None) -> None:
-        """Set the log position to which the replication slot moves next."""
-        if target is not None:
-            self._move_to = target
+        self._progress.stored(offset)
 
     async def _begin_bulk_read(self, connection: Any) -> BulkRead:
         names = '"' + self._publication.replace('"', '""') + '"'
@@ -463,7 +456,6 @@ class LogicalReader:
             "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1", self._copy
         )
         self._progress.mark(lsn_of(at))
-        self._set_slot_target(self._progress.settled())
 
     async def _complete_large_values(self, connection: Any, row: IncompleteRow) -> None:
         """Read the current large values that an update did not contain.

@@ -122,17 +122,14 @@ class Truncate(NamedTuple):
     oids: tuple[int, ...]
 
 
-class Other(NamedTuple):
-    """A message that is ignored: a commit, an origin, or an application's message."""
-
-    kind: str
+Message = Begin | Relation | Type | Insert | Update | Delete | Truncate
 
 
-Message = Begin | Relation | Type | Insert | Update | Delete | Truncate | Other
+def decode_pgoutput(data: bytes) -> Message | None:
+    """Decode one message of Postgres's `pgoutput`. Raises DataError if it cannot be decoded.
 
-
-def decode_pgoutput(data: bytes) -> Message:
-    """Decode one message of Postgres's `pgoutput`. Raises DataError if it cannot be decoded."""
+    Returns None for a message that is ignored: a commit, an origin, or an application's message.
+    """
     cursor = _Cursor(data)
     try:
         return _decode_message(cursor)
@@ -140,7 +137,7 @@ def decode_pgoutput(data: bytes) -> Message:
         raise DataError(f"not a message of pgoutput: {data[:40].hex()}: {e}") from None
 
 
-def _decode_message(cursor: _Cursor) -> Message:
+def _decode_message(cursor: _Cursor) -> Message | None:
     kind = cursor.letter()
     if kind == "B":
         return Begin(*cursor.take("!QQxxxx"))
@@ -158,7 +155,7 @@ def _decode_message(cursor: _Cursor) -> Message:
         (count,) = cursor.take("!Ix")
         return Truncate(cursor.take(f"!{count}I"))
     if kind not in ("I", "U", "D"):
-        return Other(kind)
+        return None
     (oid,) = cursor.take("!I")
     if kind == "I":
         cursor.letter()

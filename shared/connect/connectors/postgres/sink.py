@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from penstock.shared.common.errors import ConfigError, DataError, RetriableError
-from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.config_def import HIGH, LOW, MEDIUM, ConfigDef, Type, at_least, one_of
 from penstock.shared.connect.connector import Props, SinkConnector
@@ -41,8 +40,6 @@ from penstock.shared.connect.connectors.retries import Retries
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.task import SinkTask
-
-log = get_logger(__name__)
 
 STAGINGS_MAX = 256
 """The maximum number of temporary tables, one for each set of columns."""
@@ -94,12 +91,14 @@ class StagedColumns(NamedTuple):
 class PostgresSinkTask(SinkTask):
     """Writes one task's records."""
 
+    # `stop` is called after a failed `start`, too.
+    _connection: Any = None
+
     async def start(self, props: Mapping[str, str]) -> None:
         values = sink_settings().parse(props)
         self._values = values
         self._settings = RowSettings.of(values)
         self._builder = RowBuilder(self._settings)
-        self._connection: Any = None
         self._tables: dict[str, sql.SqlTable] = {}
         self._stagings: dict[StagedColumns, str] = {}
         self._numbers = itertools.count()
@@ -382,21 +381,17 @@ class PostgresSinkTask(SinkTask):
                 raise ConnectError(f"table {name} does not exist, and auto.create is false")
             if not (fields := columns_of(writes)):
                 raise DataError(f"table {name} cannot be created: all values of the records are null")
-            await self._execute_ddl(connection, sql.create_table(name, fields, writes[0].key))
+            await change_schema(connection, sql.create_table(name, fields, writes[0].key))
         elif missing := {one: kind for one, (kind, _) in wanted.items() if one not in table.columns}:
             # A name that Postgres does not allow is an error of the record, not of the table.
             sql.quoted_columns(missing)
             if not self._values["auto.evolve"]:
                 raise ConnectError(f"table {name} has no column {', '.join(missing)}, and auto.evolve is false")
-            await self._execute_ddl(connection, sql.add_columns(name, missing))
+            await change_schema(connection, sql.add_columns(name, missing))
         found = await self._describe_table(connection, name)
         if found is None:
             raise RetriableError(f"table {name} was dropped while it was changed")
         self._tables[name] = found
-
-    async def _execute_ddl(self, connection: Any, statement: str) -> None:
-        log.info("changing the database", statement=statement)
-        await change_schema(connection, statement)
 
     async def _describe_table(self, connection: Any, name: str) -> sql.SqlTable | None:
         rows = await connection.fetch(sql.columns_of_table("to_regclass($1)"), sql.quoted(name))
@@ -405,9 +400,8 @@ class PostgresSinkTask(SinkTask):
         return sql.SqlTable(name, {row["name"]: row["type"] for row in rows})
 
     async def stop(self) -> None:
-        connection = getattr(self, "_connection", None)
-        if connection is not None and not connection.is_closed():
-            await connection.close(timeout=5)
+        if self._connection is not None and not self._connection.is_closed():
+            await self._connection.close(timeout=5)
 
 
 def _adapt_rows_to_columns(

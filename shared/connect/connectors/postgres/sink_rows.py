@@ -42,17 +42,13 @@ class RowSettings:
             frozenset(values["fields.whitelist"]),
             values["delete.enabled"],
         )
-        settings.check()
-        return settings
-
-    def check(self) -> None:
-        """Raise ConfigError if the settings contradict each other."""
-        if self.mode in ("upsert", "update") and self.pk_mode == "none":
-            raise ConfigError(f"insert.mode={self.mode} needs a primary key: pk.mode must not be none")
-        if self.deletes and self.pk_mode != "record_key":
+        if settings.mode in ("upsert", "update") and settings.pk_mode == "none":
+            raise ConfigError(f"insert.mode={settings.mode} needs a primary key: pk.mode must not be none")
+        if settings.deletes and settings.pk_mode != "record_key":
             raise ConfigError("delete.enabled=true needs pk.mode=record_key: a tombstone has nothing but its key")
-        if self.pk_mode == "kafka" and self.pk_fields and len(self.pk_fields) != 3:
-            raise ConfigError(f"pk.mode=kafka needs three pk.fields or none, got {len(self.pk_fields)}")
+        if settings.pk_mode == "kafka" and settings.pk_fields and len(settings.pk_fields) != 3:
+            raise ConfigError(f"pk.mode=kafka needs three pk.fields or none, got {len(settings.pk_fields)}")
+        return settings
 
     def table(self, topic: str) -> str:
         """Return the table for the records of a topic."""

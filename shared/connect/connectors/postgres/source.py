@@ -22,6 +22,8 @@ from penstock.shared.connect.connectors.poll_wait import PollWait
 from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
 from penstock.shared.connect.connectors.postgres.columns import (
     TEXT_STYLES,
+    Column,
+    columns_of,
     decode_date,
     decode_timestamp,
     encode_timestamp,
@@ -42,7 +44,6 @@ from penstock.shared.connect.task import SourceTask
 log = get_logger(__name__)
 
 MODES = ("bulk", "incrementing", "timestamp", "timestamp+incrementing", "logical")
-NO_SLOT = "mode=logical needs the replication slot's name (slot.name): small letters, digits and _, at most 63"
 
 
 def source_settings() -> ConfigDef:
@@ -107,10 +108,13 @@ def source_settings() -> ConfigDef:
 class PostgresSourceTask(SourceTask):
     """Reads one task's tables."""
 
+    # `stop` is called after a failed `start`, too.
+    _connection: Any = None
+    _bulk: BulkRead | None = None
+
     async def start(self, props: Mapping[str, str]) -> None:
         values = source_settings().parse(props)
         self._values = values
-        self._connection: Any = None
         self._retries = Retries(values["max.retries"])
         tables = values["table.whitelist"] or ([""] if values["query"] else [])
         reader = self.context.offset_storage_reader
@@ -121,11 +125,10 @@ class PostgresSourceTask(SourceTask):
             self._logical = LogicalReader(values, await reader.offset(self._slot))
             tables = []
         for table in tables:
-            part = TableReader(values, table, values["query"], None)
-            self._readers.append(TableReader(values, table, values["query"], await reader.offset(part.partition)))
+            stored = await reader.offset(TableReader.partition_of(table, values["query"]))
+            self._readers.append(TableReader(values, table, values["query"], stored))
         self._turn = 0
         self._idle = 0
-        self._bulk: BulkRead | None = None
         self._wait = PollWait()
 
     async def poll(self) -> list[SourceRecord] | None:
@@ -198,10 +201,10 @@ class PostgresSourceTask(SourceTask):
             if self._bulk is None:
                 idle_ms = self._values["bulk.idle.ms"]
                 statement = reader.statement()[0]
-                statement = with_texts(statement, (await self._connection.prepare(statement)).get_attributes())
+                statement = with_texts(statement, columns_of(await self._connection.prepare(statement)))
                 self._bulk = await BulkRead.begun(self._connection, statement, most, idle_ms)
             rows = await self._bulk.rows()
-            attributes = self._bulk.attributes
+            columns = self._bulk.columns
             if is_whole := len(rows) < most:
                 bulk = self._bulk
                 self._bulk = None
@@ -212,19 +215,19 @@ class PostgresSourceTask(SourceTask):
             statement, arguments = reader.statement()
             async with self._connection.transaction(readonly=True):
                 prepared = await self._connection.prepare(statement)
-                texts = with_texts(statement, prepared.get_attributes())
+                texts = with_texts(statement, columns_of(prepared))
                 if texts != statement:
                     prepared = await self._connection.prepare(texts)
                 rows = await prepared.fetch(*arguments)
-                attributes = prepared.get_attributes()
+                columns = columns_of(prepared)
             is_whole = True
-        return self._source_records_of_rows(reader, rows, attributes), is_whole
+        return self._source_records_of_rows(reader, rows, columns), is_whole
 
     def _source_records_of_rows(
-        self, reader: TableReader, rows: Sequence[Any], attributes: Sequence[Any]
+        self, reader: TableReader, rows: Sequence[Any], columns: Sequence[Column]
     ) -> list[SourceRecord]:
         scale = self._values["numeric.scale"]
-        schema = schema_of(reader.table or "query", attributes, scale)
+        schema = schema_of(reader.table or "query", columns, scale)
         key_schema, names = self._key_schema(schema)
         topic = self._values["topic.prefix"] + reader.table
         values = [{f.name: value_of(row[f.name], f.schema, scale) for f in schema.fields} for row in rows]
@@ -261,12 +264,10 @@ class PostgresSourceTask(SourceTask):
             await bulk.abandon()
 
     async def stop(self) -> None:
-        if getattr(self, "_bulk", None) is not None:
-            await self._abandon_bulk_read()
-        connection = getattr(self, "_connection", None)
-        if connection is not None and not connection.is_closed():
-            await self._move_slot(connection)
-            await connection.close(timeout=5)
+        await self._abandon_bulk_read()
+        if self._connection is not None and not self._connection.is_closed():
+            await self._move_slot(self._connection)
+            await self._connection.close(timeout=5)
 
     async def _move_slot(self, connection: Any) -> None:
         if self._logical is not None:
@@ -296,7 +297,9 @@ class PostgresSourceConnector(SourceConnector):
             values["timestamp.column.name"].errors.append(f"mode={mode} needs the column of the last change")
         if mode == "logical":
             if not SLOT_NAME.fullmatch(str(values["slot.name"].value)):
-                values["slot.name"].errors.append(NO_SLOT)
+                values["slot.name"].errors.append(
+                    "mode=logical needs a replication slot's name (slot.name): small letters, digits and _, at most 63"
+                )
             if values["query"].value:
                 values["query"].errors.append("mode=logical reads tables: remove the query")
         elif bool(values["query"].value) == bool(values["table.whitelist"].value):

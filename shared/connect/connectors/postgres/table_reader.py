@@ -40,7 +40,7 @@ class TableReader:
         self._limit = values["batch.max.rows"]
         self._delay_ms = values["timestamp.delay.interval.ms"]
         self._from = f"({query}) q" if query else sql.quoted(table)
-        self.partition = {"protocol": "1", **({"query": "query"} if query else {"table": table})}
+        self.partition = self.partition_of(table, query)
         offset = offset or {}
         self.incrementing: int | None = offset.get("incrementing")
         initial = values["timestamp.initial"]
@@ -50,6 +50,11 @@ class TableReader:
 
     def __repr__(self) -> str:
         return f"<TableReader {self.table}, {self.offset()}>"
+
+    @staticmethod
+    def partition_of(table: str, query: str) -> dict[str, str]:
+        """Return the source partition of a table or query."""
+        return {"protocol": "1", **({"query": "query"} if query else {"table": table})}
 
     @property
     def stamp(self) -> str:
