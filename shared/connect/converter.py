@@ -75,3 +75,16 @@ class HeaderConverter(ABC):
     @classmethod
     def config(cls) -> ConfigDef:
         return ConfigDef()
+
+
+class ConverterAndHeaderConverter(Converter, HeaderConverter):
+    """A converter of keys and values that converts headers in the same way."""
+
+    def configure_headers(self, configs: Mapping[str, Any]) -> None:
+        self.configure(configs, False)
+
+    def from_connect_header(self, topic: str, name: str, schema: Schema | None, value: Any) -> bytes | None:
+        return self.from_connect_data(topic, schema, value)
+
+    def to_connect_header(self, topic: str, name: str, data: bytes | None) -> Converted:
+        return self.to_connect_data(topic, data)

@@ -108,7 +108,8 @@ class _Writing:
             return self._avro_enum(schema)
         logical = OF_LOGICAL.get(schema.name or "")
         if logical == "decimal":
-            made |= {"scale": scale_of(schema), "precision": int(schema.parameter("connect.decimal.precision") or 64)}
+            precision = schema.parameter("connect.decimal.precision") or DECIMAL_PRECISION
+            made |= {"scale": scale_of(schema), "precision": int(precision)}
         made |= _connect_properties_of_schema(schema)
         if logical is not None:
             made["logicalType"] = logical

@@ -25,10 +25,11 @@ from penstock.shared.common.errors import DataError
 from penstock.shared.common.json_decoding import JSON_ERRORS
 from penstock.shared.common.records import Headers
 from penstock.shared.connect.config_def import ConfigDef, Importance, Type, at_least, one_of
-from penstock.shared.connect.converter import Converted, Converter, HeaderConverter
+from penstock.shared.connect.converter import Converted, ConverterAndHeaderConverter
 from penstock.shared.connect.schema import (
     DATE,
     DECIMAL,
+    FLOATS,
     INTEGER_BITS,
     TIME,
     TIMESTAMP,
@@ -66,7 +67,7 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
     payload: msgspec.Raw
 
 
-class JsonConverter(Converter, HeaderConverter):
+class JsonConverter(ConverterAndHeaderConverter):
     """JSON with or without an envelope. Only a value in an envelope has a schema, which may be null."""
 
     kafka_class = "org.apache.kafka.connect.json.JsonConverter"
@@ -121,9 +122,6 @@ class JsonConverter(Converter, HeaderConverter):
         self._cache_size = values["schemas.cache.size"]
         self._numeric = values["decimal.format"].upper() == "NUMERIC"
         self._replace_null = values["replace.null.with.default"]
-
-    def configure_headers(self, configs: Mapping[str, Any]) -> None:
-        self.configure(configs, False)
 
     def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:
         if schema is None and value is None:
@@ -194,12 +192,6 @@ class JsonConverter(Converter, HeaderConverter):
         if len(self._read) < self._cache_size:
             self._read[raw] = found
         return found
-
-    def from_connect_header(self, topic: str, name: str, schema: Schema | None, value: Any) -> bytes | None:
-        return self.from_connect_data(topic, schema, value)
-
-    def to_connect_header(self, topic: str, name: str, data: bytes | None) -> Converted:
-        return self.to_connect_data(topic, data)
 
 
 def schema_from_envelope(json: Any, depth: int = 0) -> Schema | None:
@@ -382,9 +374,7 @@ def value_from_json(schema: Schema | None, json: Any, replace_null: bool = True)
         return _map_from_json(schema, json, replace_null)
     if schema.type is SchemaType.BYTES and isinstance(json, str):
         return _decode_base64(json)
-    if schema.type in (SchemaType.FLOAT32, SchemaType.FLOAT64) and (
-        type(json) in (int, Decimal) or json in NOT_FINITE.values()
-    ):
+    if schema.type in FLOATS and (type(json) in (int, Decimal) or json in NOT_FINITE.values()):
         return float(json)
     schema.validate(json)
     return json

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import Headers
 from penstock.shared.connect.config_def import ConfigDef, Importance, Type, as_text, invalid
-from penstock.shared.connect.converter import Converted, Converter, HeaderConverter
+from penstock.shared.connect.converter import Converted, ConverterAndHeaderConverter
 from penstock.shared.connect.schema import (
     OPTIONAL_BOOLEAN,
     OPTIONAL_BYTES,
@@ -26,19 +26,6 @@ from penstock.shared.connect.schema import (
 )
 
 
-class _Both(Converter, HeaderConverter):
-    """A converter of keys, values and headers."""
-
-    def configure_headers(self, configs: Mapping[str, Any]) -> None:
-        self.configure(configs, False)
-
-    def from_connect_header(self, topic: str, name: str, schema: Schema | None, value: Any) -> bytes | None:
-        return self.from_connect_data(topic, schema, value)
-
-    def to_connect_header(self, topic: str, name: str, data: bytes | None) -> Converted:
-        return self.to_connect_data(topic, data)
-
-
 def _validate_encoding(name: str, value: Any) -> None:
     try:
         codecs.lookup(value)
@@ -46,7 +33,7 @@ def _validate_encoding(name: str, value: Any) -> None:
         raise invalid(name, value, "unknown encoding") from None
 
 
-class StringConverter(_Both):
+class StringConverter(ConverterAndHeaderConverter):
     """Text. Other values are written as text: `true` for True, `1,2` for a list. Invalid bytes are read as U+FFFD."""
 
     kafka_class = "org.apache.kafka.connect.storage.StringConverter"
@@ -86,7 +73,7 @@ class StringConverter(_Both):
         return OPTIONAL_STRING, [None if data is None else data.decode(encoding, "replace") for data in datas]
 
 
-class ByteArrayConverter(_Both):
+class ByteArrayConverter(ConverterAndHeaderConverter):
     """The bytes, unchanged."""
 
     kafka_class = "org.apache.kafka.connect.converters.ByteArrayConverter"
@@ -107,7 +94,7 @@ class ByteArrayConverter(_Both):
         return OPTIONAL_BYTES, list(datas)
 
 
-class _NumberConverter(_Both):
+class _NumberConverter(ConverterAndHeaderConverter):
     schema: ClassVar[Schema]
     form: ClassVar[struct.Struct]
     python: ClassVar[type]
@@ -184,7 +171,7 @@ class DoubleConverter(_NumberConverter):
     python = float
 
 
-class BooleanConverter(_Both):
+class BooleanConverter(ConverterAndHeaderConverter):
     """One byte, 1 or 0."""
 
     kafka_class = "org.apache.kafka.connect.converters.BooleanConverter"

@@ -113,19 +113,17 @@ class RegistryClient:
         raise RetriableError(f"the schema registry did not answer {method} {path}: {message}")
 
     async def _send_to_registry(self, method: str, url: str, body: dict[str, Any] | None) -> httpx.Response:
-        headers = {"Accept": CONTENT_TYPE}
+        headers = {"Accept": CONTENT_TYPE, "Content-Type": CONTENT_TYPE}
         if self._access.token:
             headers["Authorization"] = f"Bearer {self._access.token}"
         user, _, password = self._access.user.partition(":")
-        auth = httpx.BasicAuth(user, password) if self._access.user else None
-        content = None if body is None else httpx.Request("POST", url, json=body).content
-        if content is not None:
-            headers["Content-Type"] = CONTENT_TYPE
+        # Without `user`, the user and password in the URL apply.
+        auth = httpx.BasicAuth(user, password) if user else None
         timeout_s = self._access.timeout_ms / 1000
-        async with httpx.AsyncClient(timeout=timeout_s, verify=client_tls(), trust_env=False) as client:
-            if auth is not None:
-                return await client.request(method, url, content=content, headers=headers, auth=auth)
-            return await client.request(method, url, content=content, headers=headers)
+        async with httpx.AsyncClient(
+            auth=auth, headers=headers, timeout=timeout_s, verify=client_tls(), trust_env=False
+        ) as client:
+            return await client.request(method, url, json=body)
 
 
 def _accepted_registry_body(response: httpx.Response, request: str) -> dict[str, Any]:

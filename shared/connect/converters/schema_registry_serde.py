@@ -109,7 +109,7 @@ class SchemaRegistrySerde:
     @classmethod
     def of(cls, configs: Mapping[str, Any], kind: str, *, is_key: bool) -> SchemaRegistrySerde:
         """Return the serde of a converter's settings. ConfigError names the setting that is wrong."""
-        values = registry_config().parse({key: configs[key] for key in configs if key in registry_config().names()})
+        values = registry_config().parse(configs)
         user = values["basic.auth.user.info"].value
         by_user_info = values["basic.auth.credentials.source"].upper() == "USER_INFO"
         if by_user_info and ":" not in user:
