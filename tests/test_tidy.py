@@ -85,7 +85,7 @@ EDGE_FILES = {
     "shared/connect/runtime/worker_source_task.py": "awaits acknowledgements, and stores offsets",
     "shared/connect/runtime/worker_task.py": "runs a task",
     "shared/connect/storage/config_store.py": "writes and reads the config topic",
-    "shared/connect/storage/kafka_based_log.py": "writes and reads a topic, and gives it the machine's clock",
+    "shared/connect/storage/kafka_based_log.py": "writes and reads a topic",
     "shared/connect/storage/offset_store.py": "writes and reads the offset topic, or a file",
     "shared/connect/storage/status_store.py": "writes and reads the status topic",
     "shared/connect/transforms/timestamps.py": "reads the clock for the century of a year of two digits",

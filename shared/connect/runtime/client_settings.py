@@ -13,7 +13,7 @@ truststore must be a PEM file, and a keystore a PEM file with the key and its ce
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from penstock.shared.clients.consumer import ConsumerSettings
@@ -39,6 +39,8 @@ WITHOUT_COUNTERPART = {
     *("ssl.truststore.type", "ssl.keystore.type", "sasl.jaas.config", "allow.auto.create.topics"),
 }
 """Properties that need no warning: they have no effect here, or are read elsewhere."""
+PRINCIPAL = ("security.protocol", "sasl.jaas.config", "sasl.mechanism")
+"""The client settings that the override policy Principal allows."""
 ASSIGNORS = {
     "RangeAssignor": "range",
     "RoundRobinAssignor": "roundrobin",
@@ -85,6 +87,18 @@ def consumer_settings(props: Mapping[str, Any], **fixed: Any) -> ConsumerSetting
 def sink_group_id(connector: str, config: Mapping[str, str]) -> str:
     """Return the `group.id` of the consumers of a sink connector's tasks. An empty override is ignored."""
     return config.get(GROUP_ID_OVERRIDE) or f"connect-{connector}"
+
+
+def rejected_overrides(policy: str, overrides: Iterable[str]) -> list[str]:
+    """Return the client settings that `connector.client.config.override.policy` does not let a connector override.
+
+    >>> rejected_overrides("Principal", ["sasl.jaas.config", "max.poll.records"])
+    ['max.poll.records']
+    """
+    kind = policy.lower()
+    if kind == "all":
+        return []
+    return [name for name in overrides if kind == "none" or name not in PRINCIPAL]
 
 
 def unknown_properties(props: Mapping[str, Any]) -> list[str]:

@@ -25,14 +25,13 @@ from penstock.shared.connect.config_def import (
 from penstock.shared.connect.connector import Connector, ExactlyOnceSupport, SinkConnector, SourceConnector
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.redaction import VARIABLE, hidden, without_passwords
-from penstock.shared.connect.runtime.client_settings import consumer_settings, producer_settings
+from penstock.shared.connect.runtime.client_settings import consumer_settings, producer_settings, rejected_overrides
 from penstock.shared.connect.runtime.connector_config import (
     CONVERTER_KINDS,
     connector_definition,
     sink_config,
     source_config,
 )
-from penstock.shared.connect.runtime.override_policy import rejected_overrides
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.worker_config import (
     ISOLATION,

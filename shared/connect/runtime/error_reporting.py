@@ -126,7 +126,7 @@ class ErrorReporters:
         delivery = await self._producer.send(
             written.topic, written.value, key=written.key, headers=written.headers, timestamp=written.timestamp
         )
-        return asyncio.ensure_future(_await_delivery(delivery))
+        return asyncio.ensure_future(delivery)
 
     async def flush(self) -> None:
         """Wait until every dead letter is stored and every report of the task is handled.
@@ -163,10 +163,6 @@ class ErrorReporters:
             pending.cancel()
         if self._producer is not None:
             await self._producer.close(timeout_ms=0)
-
-
-async def _await_delivery(delivery: object) -> object:
-    return await delivery  # type: ignore[misc]
 
 
 class WorkerErrantRecordReporter:

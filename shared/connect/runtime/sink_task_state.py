@@ -53,7 +53,8 @@ class SinkTaskState:
         self.batch: list[SinkRecord] = []
         # Each partition maps to the number of the assignment that it came with.
         self.assigned: dict[TopicPartition, int] = {}
-        self._assignments = 0
+        self.assignments = 0
+        """The number of assignments so far."""
         self.pending: dict[TopicPartition, OffsetAndMetadata] = {}
         self.current: dict[TopicPartition, OffsetAndMetadata] = {}
         self.last_committed: dict[TopicPartition, OffsetAndMetadata] = {}
@@ -237,17 +238,12 @@ class SinkTaskState:
         # A partition that was revoked and assigned again has a newer number. Its position was reset to the commit.
         return tp in self.assigned and self.assigned[tp] <= since
 
-    @property
-    def assignments(self) -> int:
-        """The number of assignments so far."""
-        return self._assignments
-
     def opened(self, positions: Mapping[TopicPartition, int]) -> Partitions:
         """Add partitions at these positions. Returns the partitions to pause: all assigned ones while a batch waits for
         redelivery, else those that the task has paused."""
-        self._assignments += 1
+        self.assignments += 1
         for tp, position in positions.items():
-            self.assigned[tp] = self._assignments
+            self.assigned[tp] = self.assignments
             self.last_committed[tp] = OffsetAndMetadata(position)
             self.current[tp] = self.last_committed[tp]
         self.never_committed.update(positions)

@@ -62,9 +62,9 @@ ALL = (*ALIVE, State.FAILED)
 
 TRANSITIONS: dict[Event, tuple[tuple[State, ...], State]] = {
     Event.STARTUP: ((State.UNASSIGNED, State.RESTARTING, State.FAILED), State.RUNNING),
-    Event.RUNNING: ((State.UNASSIGNED, State.PAUSED, State.STOPPED, State.RUNNING, State.RESTARTING), State.RUNNING),
-    Event.PAUSED: ((State.UNASSIGNED, State.RUNNING, State.PAUSED, State.STOPPED, State.RESTARTING), State.PAUSED),
-    Event.STOPPED: ((State.UNASSIGNED, State.RUNNING, State.PAUSED, State.STOPPED, State.RESTARTING), State.STOPPED),
+    Event.RUNNING: (ALIVE, State.RUNNING),
+    Event.PAUSED: (ALIVE, State.PAUSED),
+    Event.STOPPED: (ALIVE, State.STOPPED),
     Event.FAILURE: (ALL, State.FAILED),
     Event.SHUTDOWN: (ALL, State.UNASSIGNED),
     Event.RESTART: (ALL, State.RESTARTING),

@@ -6,18 +6,17 @@ An offset may be stored if every record of its source partition up to it is in K
 >>> first = submitted.submit({"file": "a"}, {"position": 1})
 >>> second = submitted.submit({"file": "a"}, {"position": 2})
 >>> second.ack()
->>> submitted.committable().offsets  # the first is not in Kafka yet
+>>> submitted.committable()  # the first is not in Kafka yet
 {}
 >>> first.ack()
 >>> committable = submitted.committable()
->>> [(dict(o.partition), o.offset) for o in committable.offsets.values()], submitted.pending
+>>> [(dict(o.partition), o.offset) for o in committable.values()], submitted.pending
 ([({'file': 'a'}, {'position': 2})], 0)
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -31,20 +30,6 @@ class PartitionOffset(NamedTuple):
 
     partition: Partition
     offset: Offset
-
-
-@dataclass
-class Committable:
-    """The offsets that may be stored, by `source_partition_key`."""
-
-    offsets: dict[bytes, PartitionOffset] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        return f"<Committable {len(self.offsets)} offsets>"
-
-    def updated_with(self, newer: Committable) -> Committable:
-        """Return this, updated with a later result."""
-        return Committable(self.offsets | newer.offsets)
 
 
 class SubmittedRecord:
@@ -100,12 +85,13 @@ class SubmittedRecords:
         self.pending += 1
         return record
 
-    def committable(self) -> Committable:
+    def committable(self) -> dict[bytes, PartitionOffset]:
         """Remove the acknowledged records before the first pending one of each source partition.
 
-        Returns the offset of the last removed record of each partition that had such records.
+        Returns the offset of the last removed record of each partition that had such records, by
+        `source_partition_key`.
         """
-        result = Committable()
+        result = {}
         for key, queue in list(self.queues.items()):
             last = None
             # Only the acknowledged records at the head count. An offset behind a pending record would lose that record
@@ -113,7 +99,7 @@ class SubmittedRecords:
             while queue and queue[0].acked:
                 last = queue.popleft()
             if last is not None:
-                result.offsets[key] = PartitionOffset(last.partition, last.offset)
+                result[key] = PartitionOffset(last.partition, last.offset)
             if not queue:
                 del self.queues[key]
         return result

@@ -28,6 +28,7 @@ from penstock.shared.connect.runtime.client_settings import (
     consumer_settings,
     kafka_settings,
     producer_settings,
+    rejected_overrides,
     sink_group_id,
 )
 from penstock.shared.connect.runtime.connector_config import sink_config, source_config
@@ -36,7 +37,6 @@ from penstock.shared.connect.runtime.error_handling import ErrorSettings, RetryW
 from penstock.shared.connect.runtime.error_reporting import ErrorReporters, WorkerErrantRecordReporter
 from penstock.shared.connect.runtime.exactly_once_source_task import ExactlyOnceSourceTask, transactional_id
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore, StoredOffsetReader
-from penstock.shared.connect.runtime.override_policy import check_overrides
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.sink_task_state import SinkTaskState
 from penstock.shared.connect.runtime.states import ConnectorTaskId
@@ -111,7 +111,10 @@ class TaskFactory:
     def client_props(self, id: ConnectorTaskId, kind: str, connector: Props) -> dict[str, Any]:
         """Return the properties of one client. `kind` is consumer, producer or admin."""
         overrides = with_prefix(connector, f"{kind}.override.")
-        check_overrides(self._config["connector.client.config.override.policy"], kind, overrides)
+        policy = self._config["connector.client.config.override.policy"]
+        if rejected := rejected_overrides(policy, overrides):
+            names = ", ".join(f"{kind}.override.{name}" for name in rejected)
+            raise ConfigError(f"{names}: the override policy {policy} does not allow it")
         client_id = {"client.id": f"connector-{kind}-{id}"}
         worker_overrides = with_prefix(self._config.props, f"{kind}.")
         return {**self._config.client_props(), **client_id, **worker_overrides, **overrides}

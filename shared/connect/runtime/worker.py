@@ -218,19 +218,14 @@ class Worker:
         if connector is None:
             raise ConnectorNotFound(f"Connector {name} is not on this worker")
         props = connector.props
-        tasks_max = int(props.get("tasks.max", "1"))
         try:
-            made = await connector.task_configs(tasks_max)
+            made = await connector.task_configs(int(props.get("tasks.max", "1")))
         except Exception:
             # A stop while the call ran may be the cause of its error.
             if self._connectors.get(name) is not connector:
                 raise ConnectorNotFound(f"Connector {name} was stopped") from None
             raise
-        if len(made) > tasks_max and props.get("tasks.max.enforce", "true").lower() == "true":
-            raise TooManyTasks(
-                f"The connector {name} has generated {len(made)} tasks, which is greater than {tasks_max}, the maximum "
-                "number of tasks it is configured to create (tasks.max)"
-            )
+        _check_tasks_max(name, len(made), props)
         plugin = self.plugins.connector_class(props["connector.class"])
         added = {"task.class": class_name(plugin.task_class)}
         if issubclass(plugin, SinkConnector):
@@ -256,7 +251,7 @@ class Worker:
         reported."""
         self._restarts.started(spec.id, self._clock.monotonic_ms())
         try:
-            self._check_tasks_max(spec)
+            _check_tasks_max(spec.id.connector, spec.tasks, self.transformer.resolve(spec.connector_config))
             task = self._make_task(spec, listener)
         except Exception as e:
             # The task's constructor may raise any error.
@@ -266,15 +261,6 @@ class Worker:
             return None
         self._tasks[spec.id] = task
         return task.start(self._targets[spec.id.connector])
-
-    def _check_tasks_max(self, spec: TaskSpec) -> None:
-        config = self.transformer.resolve(spec.connector_config)
-        tasks_max = int(config.get("tasks.max", "1"))
-        if spec.tasks > tasks_max and config.get("tasks.max.enforce", "true").lower() == "true":
-            raise TooManyTasks(
-                f"The connector {spec.id.connector} has {spec.tasks} tasks, which is greater than {tasks_max}, the "
-                "maximum number of tasks it is configured to create (tasks.max)"
-            )
 
     async def _restart_after_failures(
         self, spec: TaskSpec, listener: StatusListener, running: asyncio.Task[None] | None
@@ -321,6 +307,16 @@ class Worker:
                 task.transition_to(target)
         if (connector := self._connectors.get(name)) is not None:
             await connector.transition_to(target)
+
+
+def _check_tasks_max(connector: str, count: int, props: Props) -> None:
+    """Raise TooManyTasks if a connector has more tasks than `tasks.max`, unless `tasks.max.enforce` is false."""
+    tasks_max = int(props.get("tasks.max", "1"))
+    if count > tasks_max and props.get("tasks.max.enforce", "true").strip().lower() == "true":
+        raise TooManyTasks(
+            f"The connector {connector} has generated {count} tasks, which is greater than {tasks_max}, the maximum "
+            "number of tasks it is configured to create (tasks.max)"
+        )
 
 
 def restart_backoff(config: WorkerConfig) -> ExponentialBackoff | None:

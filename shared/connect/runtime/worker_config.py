@@ -148,22 +148,14 @@ class WorkerConfig:
         return own
 
 
-def standalone_config() -> ConfigDef:
-    """Return a standalone worker's settings."""
-    return worker_config().define(
-        "offset.storage.file.filename", Type.STRING, NO_DEFAULT, HIGH, "File that stores the source offsets."
-    )
-
-
 class StandaloneConfig(WorkerConfig):
     """A standalone worker's settings. The constructor raises ConfigError if they are invalid."""
 
     def __init__(self, props: Mapping[str, str], resolve: ClassResolver | None = None) -> None:
         """`resolve` returns the class for a name. If it is given, the converters must exist."""
-        super().__init__(props, standalone_config(), resolve)
+        definition = worker_config().define(
+            "offset.storage.file.filename", Type.STRING, NO_DEFAULT, HIGH, "File that stores the source offsets."
+        )
+        super().__init__(props, definition, resolve)
         if error := isolation_error(self[ISOLATION], self.values):
             raise ConfigError(error)
-
-    @property
-    def exactly_once(self) -> bool:
-        return False

@@ -64,10 +64,14 @@ class WorkerConnector:
     def raise_error(self, error: Exception) -> None:
         self._thread.on_loop(self._fail_connector, error)
 
-    async def transition_to(self, target: TargetState) -> State:
-        """Bring the connector to the target state. Returns the state that it reached: FAILED if the connector
-        raised."""
-        return await self._request_target_state(target)
+    async def transition_to(self, target: TargetState | None) -> State:
+        """Bring the connector to the target state; None stops it for good. Returns the state that it reached: FAILED if
+        the connector raised."""
+        if self._runner is None:
+            self._runner = asyncio.create_task(self._run_requested_transitions(), name=f"connector-{self.name}")
+        done: asyncio.Future[State] = asyncio.get_running_loop().create_future()
+        self._wanted.put_nowait((target, done))
+        return await done
 
     async def shutdown(self, timeout_ms: float) -> None:
         """Stop the connector. After `timeout_ms` it is cancelled and abandoned, and its later events are not reported.
@@ -76,7 +80,7 @@ class WorkerConnector:
         Requests that still wait return the connector's state."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._request_target_state(None)
+                await self.transition_to(None)
         except TimeoutError:
             log.warning("connector did not stop in time and is abandoned", connector=self.name)
             # Three cases:
@@ -103,13 +107,6 @@ class WorkerConnector:
     async def task_configs(self, tasks_max: int) -> list[dict[str, str]]:
         """Return the connector's task configurations. Raises any error that the connector raises."""
         return await self._thread.call(self.connector.task_configs, tasks_max)
-
-    async def _request_target_state(self, target: TargetState | None) -> State:
-        if self._runner is None:
-            self._runner = asyncio.create_task(self._run_requested_transitions(), name=f"connector-{self.name}")
-        done: asyncio.Future[State] = asyncio.get_running_loop().create_future()
-        self._wanted.put_nowait((target, done))
-        return await done
 
     async def _run_requested_transitions(self) -> None:
         """Run the requested transitions one after another, in their order: `start` and `stop` never overlap."""

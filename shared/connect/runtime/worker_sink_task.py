@@ -169,8 +169,6 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         # Buffered records are taken without the three asyncio tasks below.
         polled_batches = await self._poll_consumer(0)
         if polled_batches[0] or timeout_ms <= 0:
-            # This poll may not have waited, and other asyncio tasks must run.
-            await asyncio.sleep(0)
             return polled_batches
         poll = asyncio.ensure_future(self._poll_consumer(timeout_ms))
         changed = asyncio.ensure_future(self._changed.wait())

@@ -23,7 +23,7 @@ from penstock.shared.connect.runtime.abstract_source_task import AbstractWorkerS
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore, encode_offsets
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.runtime.status_listener import StatusListener
-from penstock.shared.connect.runtime.submitted_records import Committable, SubmittedRecord, SubmittedRecords
+from penstock.shared.connect.runtime.submitted_records import PartitionOffset, SubmittedRecord, SubmittedRecords
 from penstock.shared.connect.runtime.task_metrics import TaskMetrics
 
 log = get_logger(__name__)
@@ -46,7 +46,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
     ) -> None:
         super().__init__(id, listener, parts, metrics, clock)
         self.submitted = SubmittedRecords()
-        self.committable = Committable()
+        self.committable: dict[bytes, PartitionOffset] = {}
         self._store = store
         self._interval_ms = flush_interval_ms
         self._timeout_ms = flush_timeout_ms
@@ -116,17 +116,16 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
         Returns False if they were not stored: the next call stores them. Returns True if there are none.
         """
         async with self._flushing:
-            self.committable = self.committable.updated_with(self.submitted.committable())
+            self.committable |= self.submitted.committable()
             # The task is about to fail. Its last commit stores the offsets before the failed record.
             if self.send_error is not None:
                 return False
             started_ms = self._clock.monotonic_ms()
-            committed = self.committable
-            if committed.offsets:
+            if self.committable:
                 try:
                     async with asyncio.timeout(self._timeout_ms / 1000):
                         await self.parts.reporters.flush()
-                        await self._store.set(encode_offsets(self.id.connector, committed.offsets.values()))
+                        await self._store.set(encode_offsets(self.id.connector, self.committable.values()))
                 # The offsets stay in `committable` for the next flush, as after OffsetStorageWriter.cancelFlush.
                 except (PenstockError, TimeoutError) as e:
                     self.metrics.add("offset_commit_failure_total")
@@ -134,7 +133,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
                         "offsets could not be stored", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}")
                     )
                     return False
-            self.committable = Committable()
+            self.committable = {}
             self.metrics.timed("offset_commit", self._clock.monotonic_ms() - started_ms)
             self.metrics.add("offset_commit_success_total")
         return True

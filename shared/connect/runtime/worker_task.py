@@ -46,7 +46,6 @@ class WorkerTask(ABC):
         self._clock = clock
         self.mask: Mask = unmasked
         self.thread = TaskThread(f"task-{id}")
-        self._stop_call: asyncio.Future[None] | None = None
         self._entered_ms: list[int] = []
         """The start of each call of the connector's code that has not returned. `commit` may run beside `poll`."""
         self._waits: RetryWaits | None = None
@@ -111,17 +110,17 @@ class WorkerTask(ABC):
                 # Only logged, as in Kafka Connect: after a failed start, `stop` may lack what it wants to close.
                 log.warning("task could not be stopped", task=str(self.id), error=self.mask(summary_of(e)))
 
-        self._stop_call = asyncio.ensure_future(stop_task())
-        self._stop_call.add_done_callback(lambda _: self.thread.close())
+        stopping = asyncio.ensure_future(stop_task())
+        stopping.add_done_callback(lambda _: self.thread.close())
         # The thread is inside a call that cannot be ended. `stop` runs when that call returns, and is not awaited: a
         # connector's methods never run at the same time.
         if self.cancelled and self.thread.is_busy:
             return
         try:
-            await asyncio.shield(self._stop_call)
+            await asyncio.shield(stopping)
         except asyncio.CancelledError:
             if not self.thread.is_busy:
-                self._stop_call.cancel()
+                stopping.cancel()
             raise
 
     def start(self, target: TargetState) -> asyncio.Task[None]:

@@ -16,14 +16,12 @@ from penstock.shared.clients.admin import Admin, NewTopic, describe_configs_if_a
 from penstock.shared.clients.admin.admin import OffsetSpec
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer
-from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
     ConfigError,
     IllegalState,
     KafkaTimeout,
     PenstockError,
     RetriableError,
-    UnknownTopicOrPartition,
 )
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ConsumerRecord, RecordMetadata, TopicPartition
@@ -38,7 +36,6 @@ poll."""
 READ_TO_END_MS = 80_000
 """Longer than a crashed writer's transaction is open: the default of `transaction.timeout.ms` (60 s), and the interval
 at which brokers check it (10 s)."""
-TOPIC_KNOWN_MS = 30_000
 RETRY_MS = 1_000
 
 
@@ -169,7 +166,8 @@ class KafkaBasedLog:
         configs = {"cleanup.policy": "compact", **topic.configs}
         wanted = NewTopic(topic.name, topic.partitions, topic.replication_factor, configs)
         await self._admin.create_topics([wanted], exist_ok=True)
-        policy, found = await self._describe_topic()
+        policy = (await describe_configs_if_authorized(self._admin, topic.name)).get("cleanup.policy")
+        found = [each.partition for each in (await self._admin.describe_topics([topic.name]))[topic.name].partitions]
         # As in TopicAdmin.verifyTopicCleanupPolicyOnlyCompact: with `delete`, Kafka would remove live records. A policy
         # that this principal may not read counts as compact.
         if policy not in ("compact", None):
@@ -179,24 +177,6 @@ class KafkaBasedLog:
         if topic.is_single and len(found) != 1:
             raise ConfigError(f"topic {topic.name}: has {len(found)} partitions, but must have 1 to keep its order")
         self._partitions = [TopicPartition(topic.name, partition) for partition in found]
-
-    async def _describe_topic(self) -> tuple[str | None, list[int]]:
-        """Return the topic's cleanup policy and partitions. The policy is None if this principal may not read it.
-
-        Waits up to `TOPIC_KNOWN_MS` until the brokers know a new topic, then raises UnknownTopicOrPartition.
-        """
-        name = self._topic.name
-        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + TOPIC_KNOWN_MS
-        while True:
-            try:
-                policy = (await describe_configs_if_authorized(self._admin, name)).get("cleanup.policy")
-                partitions = (await self._admin.describe_topics([name]))[name].partitions
-            except UnknownTopicOrPartition:
-                if SYSTEM_CLOCK.monotonic_ms() >= deadline_ms:
-                    raise
-                await asyncio.sleep(WAITED_FOR_POLL_MS / 1000)
-            else:
-                return policy, [p.partition for p in partitions]
 
     async def _poll_topic_forever(self) -> None:
         assert self._consumer is not None
@@ -214,7 +194,6 @@ class KafkaBasedLog:
             self._moved.notify_all()
 
     async def _poll_topic(self, consumer: Consumer) -> None:
-        started_ms = SYSTEM_CLOCK.monotonic_ms()
         try:
             polled = await consumer.poll(WAITED_FOR_POLL_MS if self._waiting else POLL_MS)
         # As in Kafka Connect, any error of the consumer is retried: a missing right may be granted again.
@@ -231,9 +210,6 @@ class KafkaBasedLog:
                 self._on_record(record)
         if polled or self._waiting:
             await self._notify_waiting()
-        # A poll that did not wait must let other asyncio tasks run.
-        if not polled and SYSTEM_CLOCK.monotonic_ms() == started_ms:
-            await asyncio.sleep(0)
 
 
 def _deadline_s(timeout_ms: int) -> float:

@@ -73,38 +73,28 @@ class Forgotten:
 StatusRecord = ConnectorStatus | TaskStatus | TopicStatus | Forgotten
 
 
-def connector_key(connector: str) -> bytes:
-    """Return the key of a connector's status."""
-    return f"{CONNECTOR}{connector}".encode()
-
-
-def task_key(task: ConnectorTaskId) -> bytes:
-    """Return the key of a task's status."""
-    return f"{TASK}{task}".encode()
-
-
-def topic_key(topic: str, connector: str) -> bytes:
-    """Return the key of a topic that a connector uses."""
-    return f"{TOPIC}{topic}{TOPIC_SEPARATOR}{connector}".encode()
+def _key(what: str | ConnectorTaskId | tuple[str, str]) -> bytes:
+    """Return the key of the status of a connector, a task, or a (topic, connector)."""
+    match what:
+        case (topic, connector):
+            return f"{TOPIC}{topic}{TOPIC_SEPARATOR}{connector}".encode()
+        case ConnectorTaskId():
+            return f"{TASK}{what}".encode()
+    return f"{CONNECTOR}{what}".encode()
 
 
 def encode(record: StatusRecord) -> tuple[bytes, bytes | None]:
     """Return the key and value of a record of the status topic. The status DESTROYED becomes a tombstone."""
     match record:
         case ConnectorStatus(connector):
-            return connector_key(connector), _encode_status(record)
+            return _key(connector), _encode_status(record)
         case TaskStatus(task):
-            return task_key(task), _encode_status(record)
+            return _key(task), _encode_status(record)
         case TopicStatus(topic, connector, number, discovered_ms):
             fields = {"name": topic, "connector": connector, "task": number, "discoverTimestamp": discovered_ms}
-            return topic_key(topic, connector), msgspec.json.encode({"topic": fields})
-        case Forgotten(ConnectorTaskId() as task):
-            return task_key(task), None
-        case Forgotten((topic, connector)):
-            return topic_key(topic, connector), None
-        case Forgotten(connector):
-            assert isinstance(connector, str)
-            return connector_key(connector), None
+            return _key((topic, connector)), msgspec.json.encode({"topic": fields})
+        case Forgotten(what):
+            return _key(what), None
 
 
 def decode(key: bytes | None, value: bytes | None) -> StatusRecord | None:

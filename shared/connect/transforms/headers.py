@@ -75,9 +75,9 @@ class _HeaderFrom(OnPart):
         return with_replace_null(definition)
 
     def configured(self) -> None:
-        self._pairs = list(zip(self.values["fields"], self.values["headers"], strict=False))
         if len(self.values["fields"]) != len(self.values["headers"]):
             raise ConfigError("'fields' config must have the same number of elements as 'headers' config.")
+        self._pairs = list(zip(self.values["fields"], self.values["headers"], strict=True))
         self._moves = self.values["operation"] == "move"
 
     def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.runtime.offset_backing_store import offset_key, parse_offset_key
-from penstock.shared.connect.runtime.submitted_records import Committable, SubmittedRecords, source_partition_key
+from penstock.shared.connect.runtime.submitted_records import PartitionOffset, SubmittedRecords, source_partition_key
 
 A, B, C = {"file": "a"}, {"file": "b"}, {"file": "c"}
 
 
-def offsets(committable: Committable) -> list[tuple[str, int]]:
-    return sorted((o.partition["file"], o.offset["at"]) for o in committable.offsets.values())
+def offsets(committable: dict[bytes, PartitionOffset]) -> list[tuple[str, int]]:
+    return sorted((o.partition["file"], o.offset["at"]) for o in committable.values())
 
 
 def test_nothing_submitted_is_nothing_to_store() -> None:
     """Without records there are no offsets to store."""
     submitted = SubmittedRecords()
-    assert all(submitted.committable() == Committable() for _ in range(3))
+    assert all(submitted.committable() == {} for _ in range(3))
     assert submitted.queues == {}
 
 
@@ -48,7 +48,7 @@ def test_an_acknowledged_record_is_stored_once() -> None:
     assert offsets(found) == [("a", 1)]
     assert submitted.pending == 0
     assert submitted.queues == {}
-    assert submitted.committable() == Committable()
+    assert submitted.committable() == {}
 
 
 def test_partitions_do_not_wait_for_each_other() -> None:
@@ -102,10 +102,9 @@ def test_the_repr_has_pending_and_acknowledged_records() -> None:
     for record in dropped:
         record.drop()
     assert repr(one) == "<SubmittedRecord {'at': 1} pending>"
-    assert repr(submitted.committable()) == "<Committable 0 offsets>"
+    assert submitted.committable() == {}
     one.ack()
     assert repr(one) == "<SubmittedRecord {'at': 1} acked>"
-    assert repr(submitted.committable()) == "<Committable 1 offsets>"
 
 
 def test_merging_results_takes_the_newer_queues() -> None:
@@ -118,7 +117,7 @@ def test_merging_results_takes_the_newer_queues() -> None:
     submitted.submit(A, {"at": 2}).ack()
     submitted.submit(A, {"at": 3})
     submitted.submit(C, {"at": 1}).ack()
-    both = first.updated_with(submitted.committable())
+    both = first | submitted.committable()
     assert offsets(both) == [("a", 2), ("c", 1)]
 
 
@@ -160,7 +159,7 @@ def test_merging_results_keeps_the_newest_offsets() -> None:
     submitted.submit(B, {"at": 1}).ack()
     first = submitted.committable()
     submitted.submit(A, {"at": 2}).ack()
-    both = first.updated_with(submitted.committable())
+    both = first | submitted.committable()
     assert offsets(both) == [("a", 2), ("b", 1)]
 
 
@@ -170,7 +169,7 @@ def test_partitions_are_equal_in_any_order() -> None:
     assert source_partition_key({"x": [1], "y": {"z": 2}}) == source_partition_key({"y": {"z": 2}, "x": [1]})
     submitted = SubmittedRecords()
     submitted.submit({}, {}).ack()
-    assert len(submitted.committable().offsets) == 1
+    assert len(submitted.committable()) == 1
 
 
 def test_partitions_with_different_json_are_different() -> None:
@@ -208,6 +207,6 @@ def test_no_offset_passes_a_pending_record(plan: list[tuple[str, bool]], order: 
     for record, _, _, acked in shuffled:
         if acked:
             record.ack()
-        for given_offset in submitted.committable().offsets.values():
+        for given_offset in submitted.committable().values():
             file, upto = given_offset.partition["file"], given_offset.offset["at"]
             assert all(one.acked for one, of, at, _ in records if of == file and at <= upto)
