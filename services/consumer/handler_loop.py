@@ -31,9 +31,9 @@ from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPart
 log = get_logger(__name__)
 
 POLL_TIMEOUT_MS = 200
-"""The longest wait of a turn for records. It limits the delay of commits, pauses and lag measurements."""
+"""The longest wait of a turn for records. A commit, pause or lag measurement waits for the end of the turn."""
 GIVE_UP_COMMIT_TIMEOUT_MS = 2_500
-"""How long the last commit of revoked partitions may take."""
+"""How long the last commit of revoked partitions, and the close of the commits, may take."""
 LAG_TIMEOUT_MS = 2_000
 """How long the request for a topic's end offsets may take."""
 CANCEL_TIMEOUT_MS = 2_000

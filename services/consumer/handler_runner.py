@@ -103,7 +103,10 @@ class HandlerRunner:
         await self.loop.run()
 
     async def close(self) -> None:
-        """Drain within `shutdown_timeout_ms`, commit, leave the group, close the clients."""
+        """Drain, commit, leave the group, close the clients.
+
+        The calls in flight have `shutdown_timeout_ms` minus GIVE_UP_RESERVE_MS. Then they are cancelled.
+        """
         try:
             if self.loop is not None:
                 await self.loop.stop(max(0, self._settings.shutdown_timeout_ms - GIVE_UP_RESERVE_MS))

@@ -23,7 +23,7 @@ class RunnerMetrics:
         self.failures = per_topic(counter, "handler_failures", "Handler calls that raised an error or were cancelled.")
         self.timeouts = per_topic(counter, "handler_timeouts", "Handler calls cancelled after handler_timeout_ms.")
         self.retries = per_topic(counter, "retries", "Records queued for another handler call.")
-        self.dead_letters = per_topic(counter, "dead_letters", "Records written to the dead-letter topic.")
+        self.dead_letters = per_topic(counter, "dead_letters", "Records that became dead letters.")
         self.dead_letter_failures = per_topic(
             counter, "dead_letter_failures", "Failed writes to the dead-letter topic, which are retried."
         )

@@ -35,15 +35,17 @@ PositiveCount = Annotated[int, Field(gt=0)]
 COMMIT_INTERVAL_MS = 5_000
 TRANSACTION_INTERVAL_MS = 100
 TRANSACTION_TIMEOUT_MS = 10_000
-"""The defaults of `commit_interval_ms` and `transaction_timeout_ms` under exactly-once, as in Kafka Streams.
+"""The defaults of `commit_interval_ms`: at least once, and exactly once; then of `transaction_timeout_ms`.
+
+The last two are Kafka Streams' for exactly-once.
 
 Consumers with `read_committed` see output once its transaction is committed, so transactions are short. An open
 transaction of a dead process hides later records until its timeout.
 """
 UNCOMPRESSED_BYTES_MAX = 32 * 1024 * 1024
-"""The lower bound of the producer's limit for an uncompressed dead letter, if `buffer_memory` allows it.
+"""The producer's `max_request_size` is at least this, if `buffer_memory` allows it.
 
-The broker enforces the topic's limit for the compressed one.
+It limits the uncompressed dead letter. The broker applies the limit of the topic to the compressed one.
 """
 GIVE_UP_RESERVE_MS = 5_000
 """The part of a revocation's or shutdown's timeout that is reserved for cancellations and the last commit."""

@@ -45,9 +45,9 @@ async def make_archive() -> Path | None:
 
 
 async def _use_classes(address: str) -> None:
-    """Make the broker load the classes that the archive shall have.
+    """Create a topic, produce a record, read it and commit its offset in a group.
 
-    Create a topic, produce a record, read it and commit its offset in a group. Raises KafkaTimeout if the record does
+    So the broker loads the classes for the archive. Raises KafkaTimeout if the record does
     not arrive within READ_TIMEOUT_MS.
     """
     async with Admin(address) as admin:

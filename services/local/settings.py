@@ -58,7 +58,7 @@ class GatewaySettings(ProducerServiceSettings):
     """The gateway of a local set-up: ingest, admin and dashboard at one address."""
 
     services: dict[str, str] = Field(
-        default={}, description="addresses of the other services by name, for the dashboard"
+        default={}, description="addresses of the other services by name: dashboard, `/health`, their routes"
     )
     services_timeout_ms: PositiveMs = Field(default=2_000, description="time limit of a request to another service")
 

@@ -58,8 +58,8 @@ class Up:
         """Start Kafka, then the services. Raises ConfigError, KafkaDied, ChildDied or ServiceStuck, with the reason, if
         one of them does not start.
 
-        The HTTP settings and ports, the settings of the aggregator and of the Connect worker, and the topology are
-        checked before anything starts. The topics that the services need are checked once Kafka answers, and before
+        The ports, the settings of the aggregator and of the Connect worker, the topology and the handler are checked
+        before anything starts. The topics that the services need are checked once Kafka answers, and before
         that if Kafka has no data yet.
         """
         settings = self._settings

@@ -83,7 +83,7 @@ class ChildProcess:
     ) -> Self:
         """Start `command`. The child's output goes to one of three destinations:
 
-        1. If `log_file` is given, all output is appended to that file, and `on_line` gets none of it.
+        1. If `log_file` is given, all output is appended to that file, and `on_line` is never called.
         2. If only `on_line` is given, it is called with each line of standard error. The attributes `output` and
            `error_output` keep the end of standard output and standard error.
         3. If both are None, the child shares this process's output.
@@ -237,7 +237,7 @@ class ChildProcess:
 
 
 class _OutputPipe:
-    """Gives what arrives in a pipe to `on_bytes`."""
+    """Calls `on_bytes` with the bytes that arrive in a pipe."""
 
     def __init__(self, pipe: IO[bytes], on_bytes: Callable[[bytes], None]) -> None:
         self._pipe = pipe
@@ -269,7 +269,7 @@ class _OutputPipe:
 
 
 class _LineSplitter:
-    """Splits what arrives into lines, without their ends."""
+    """Splits bytes into lines, without their ends. Of a very long line only the end is kept."""
 
     def __init__(self, on_line: Callable[[bytes], None]) -> None:
         self._on_line = on_line
@@ -281,7 +281,7 @@ class _LineSplitter:
             self._on_line(line)
 
     def finish(self) -> None:
-        """Give the last line, if it has no end."""
+        """Call `on_line` with the last line, if it has no end."""
         if self._rest:
             self._on_line(self._rest)
 

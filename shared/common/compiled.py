@@ -29,10 +29,10 @@ if IS_COMPILED:
 
 
 def compiled(function: Kernel) -> Kernel:
-    """The function, compiled at its first call. It releases the GIL.
+    """Return the function (a kernel), compiled at its first call. It releases the GIL.
 
-    Such a function (kernel) must not create arrays or copy one slice into another: it runs without numba's runtime,
-    which counts references to arrays. If kernels call each other, this counting would take most of their time.
+    A kernel must not create arrays or copy one slice into another: it runs without numba's runtime, which counts
+    references to arrays. If kernels call each other, this counting would take most of their time.
     """
     if not IS_COMPILED:
         # A hash overflows 64 bits on purpose.

@@ -86,7 +86,7 @@ class NotEnoughReplicas(RetriableError):
 
 
 class DeliveryTimeout(PenstockError):
-    """A record was not acknowledged within `delivery_timeout_ms` after `send`; see `maybe_written`."""
+    """A record was not acknowledged within `delivery_timeout_ms` of its batch's creation; see `maybe_written`."""
 
     maybe_written = True
 

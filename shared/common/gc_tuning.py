@@ -1,4 +1,4 @@
-"""Sets the process' garbage collector up for a service: fewer cycle searches, and none among long-lived objects.
+"""Sets up the process's garbage collector for a service: fewer cycle searches, and none among long-lived objects.
 
 Records are freed by reference counting, without the collector. With Python's default threshold (700 new objects, from
 3.13 on 2,000) the collector would search the same buffered records again and again. A search of all objects of a

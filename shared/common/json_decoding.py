@@ -4,8 +4,8 @@ msgspec's decoders raise several errors: of their own for malformed data, Unicod
 RecursionError for deep nesting. `decode_json` converts them. Code that decodes a value of each record calls a decoder
 of its own, which saves a function call, and catches `JSON_ERRORS`. `invalid_json` converts these to InvalidJson.
 
-msgspec rejects some valid JSON: lone surrogates, and numbers out of the range of a double. A schema may have them, for
-example in a `pattern`. `decode_schema` therefore uses Python's decoder.
+msgspec rejects some valid JSON: lone surrogates, and floats out of the range of a double. A schema may have them, for
+example in a `pattern`. So `decode_schema` uses Python's decoder.
 
 >>> decode_json(b'{"user": "ann"}')
 {'user': 'ann'}

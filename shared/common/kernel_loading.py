@@ -25,7 +25,7 @@ log = get_logger(__name__)
 
 
 async def loaded(load: Callable[[], T], kernels: str) -> T:
-    """Call `load` in a thread and return its result; a load that takes long is logged."""
+    """Call `load` in a thread and return its result. A load that takes long is logged as a compilation of `kernels`."""
     loading = asyncio.create_task(asyncio.to_thread(load))
     done, _ = await asyncio.wait({loading}, timeout=LOGGED_AFTER_SECONDS)
     if not done:

@@ -216,8 +216,8 @@ class RecordAccumulator:
                 continue
             if not self._may_send_from(queue) or not may_send(queue):
                 continue
-            # From here on the batch waits for its node alone. The time since then shows a slow broker: see `is_slow` of
-            # the sender (KIP-794) and `is_held_up`.
+            # From here on the batch waits only for its node. A long wait shows a slow broker: see `is_held_up`, and
+            # `is_slow` of the sender (KIP-794).
             if queue.ready_since_ms is None:
                 queue.ready_since_ms = now_ms
             node = node_for(queue.tp)
@@ -321,8 +321,8 @@ class RecordAccumulator:
     def delay_ms(self, now_ms: int, waiting: Callable[[PartitionQueue], bool]) -> float | None:
         """Return the ms until a batch becomes due or expires merely because time passes. Returns None if there is none.
 
-        `waiting` returns whether a partition waits for something other than time. Then only the expiry of its batches
-        counts.
+        `waiting` returns whether a partition waits for something other than time. Of such a partition only the expiry
+        of its batches counts.
         """
         delays: list[float] = []
         if self.incomplete:

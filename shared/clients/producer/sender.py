@@ -203,7 +203,7 @@ class Sender:
         return limit_ms > 0 and since_ms is not None and self._clock.monotonic_ms() - since_ms > limit_ms
 
     def is_away(self, tp: TopicPartition) -> bool:
-        """Whether a partition's leader is known to be unreachable now."""
+        """Whether the last attempt to connect to a partition's leader has failed."""
         node = self._connection.leader(tp)
         return node is not None and node in self._nodes and self._nodes[node].attempts > 0
 
@@ -287,15 +287,16 @@ class Sender:
         return wait_ms
 
     def _is_ready_to_drain(self) -> bool:
-        """Return whether batches may be drained: an idempotent producer needs a producer id first. Start the request
-        that is missing: for a producer id, or in a transaction for the partitions with queued batches that are not
-        added yet."""
+        """Return whether batches may be drained: an idempotent producer needs a producer id first.
+
+        Starts the request that is missing: for a producer id, or for partitions that must be added to the transaction.
+        """
         ledger = self.completion.ledger
         if self._transaction is not None:
             if self._transaction.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):
                 self._transaction.want(set(self._accumulator.queued()))
                 # One request at a time: the coordinator answers concurrent changes with CONCURRENT_TRANSACTIONS. The
-                # partitions that come up meanwhile go into the next one.
+                # partitions that get records meanwhile go into the next one.
                 if self._transaction.pending and self._preparing is None:
                     self._preparing = asyncio.ensure_future(self._add_partitions(set(self._transaction.pending)))
             # Batches of the partitions already added may be sent meanwhile; `may_send` holds back the others.

@@ -37,7 +37,9 @@ class ProducerSettings(Section):
         ge=0,
         description="for metadata and buffer memory together; also for each request to a coordinator",
     )
-    delivery_timeout_ms: PositiveMs = Field(default=120_000, description="from being handed over to being acknowledged")
+    delivery_timeout_ms: PositiveMs = Field(
+        default=120_000, description="from the creation of a record's batch to its acknowledgement"
+    )
     max_request_size: int = Field(default=1024 * 1024, gt=0, description="bytes")
     compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
     compression_gzip_level: int = Field(default=-1, ge=-1, le=9, description="1 to 9; -1: zlib's default")

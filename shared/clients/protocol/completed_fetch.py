@@ -257,7 +257,8 @@ class CompletedFetch:
                 self._batches.append(batch)
                 self.end_offset = batch.next_offset
                 self.end_epoch = batch.epoch
-        # 4. The first batch is always whole, however large it is (KIP-74). Without one a fetch would repeat for ever.
+        # 4. The broker sends the first batch whole, however large it is (KIP-74). Without this error, a fetch without
+        #    a whole batch would be repeated for ever.
         if size and not self._batches:
             self._torn = f"no whole batch in {size} bytes"
 

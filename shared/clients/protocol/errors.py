@@ -118,8 +118,8 @@ MAYBE_APPENDED = codes_of(
     "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
     "KAFKA_STORAGE_ERROR",
 )
-"""Codes after which a produced batch may still be in the log. A leader may append the batch and then lose the
-partition, or its disk, before the followers have it. It then answers as if it had never been the leader."""
+"""Codes after which a produced batch may still be in the log. A leader may append the batch, and then lose the
+partition or its disk before it answers."""
 
 # Ordered from the special to the general: the first matching class decides.
 CLASSES: tuple[tuple[type[BaseException], type[e.PenstockError]], ...] = (

@@ -1,4 +1,4 @@
-"""Kafka's primitive types before flexible versions, for the messages that the members of a group exchange.
+"""Kafka's primitive types before flexible versions: for the messages between a group's members.
 
 The length of a string has 16 bits, that of bytes or an array has 32 bits; -1 means null.
 

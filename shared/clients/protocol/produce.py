@@ -1,8 +1,7 @@
 """Produce, versions 9 and 10, encoded and decoded by hand for speed: every record goes through it.
 
-In version 10 a broker that no longer leads the partition responds with the new leader and its address (KIP-951). From
-version 8 on the response names the records because of which a batch was rejected (KIP-467). Kafka 2.8 and later
-support version 9.
+Kafka 2.8 and later support version 9, whose response names the invalid records of a rejected batch (KIP-467). In
+version 10 a broker that no longer leads the partition responds with the new leader and its address (KIP-951).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from penstock.shared.common.records import Int64Array
 INT, FLOAT, BOOL, TEXT = range(4)
 """The kinds of members."""
 UNKNOWN = -1
-"""The kind of members that the type lacks: their values are read past."""
+"""The kind of members that the type lacks: their values are skipped."""
 
 TAB = ord("\t")
 NEWLINE = ord("\n")
@@ -64,7 +64,7 @@ INT_DIGITS_MAX = 18
 FLOAT_DIGITS_MAX = 15
 """A float holds every integer of up to this many digits exactly."""
 FLOAT_DIGITS_END = 10**FLOAT_DIGITS_MAX
-"""The first integer of more digits."""
+"""The lowest integer with more digits."""
 FRACTION_DIGITS_MAX = 22
 """Up to this exponent, a power of ten is an exact float. So an exact integer divided by it is rounded once."""
 

@@ -84,7 +84,7 @@ def forwarded_late_record(
     changelog_id: str | None,
     record_bytes_max: int,
 ) -> ProducerRecord:
-    """Return a forwarded record for the late topic. No record can make it fail and end the task.
+    """Return a forwarded record for the late topic. It never raises, because an error here would end the task.
 
     Of a `WindowKey`, only the record key is written. Key and value are encoded by `encode_without_error`. Parts that
     make the record larger than `record_bytes_max` are left out (`record_that_fits`).

@@ -81,8 +81,8 @@ class StreamTaskMetrics:
     def set_gauges(self, stream_time_ms: int, operator_times_ms: Mapping[str, int], state_rows: int) -> None:
         """Set the stream time, the operators' times by the names of their stores, and the number of live rows.
 
-        This is done at the start and with each commit, because every change of these numbers is committed. A time is
-        -1 ms before the first record that advances it.
+        Called at the start and with each commit, because every change of these numbers is committed. A time is -1 ms
+        before the first record that advances it.
         """
         self._time.labels(**self._own).set(stream_time_ms / 1000)
         self._state_rows.labels(**self._own).set(state_rows)

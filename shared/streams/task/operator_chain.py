@@ -57,7 +57,7 @@ class OperatorChain:
         self._gate: Any = _Gate(nodes[-1].context)
         nodes[-1].context = self._gate
         self._outcomes: dict[int, Outcome] = {}
-        """Outcomes by offset, of records that passed the chain and are not all taken yet."""
+        """Outcomes by offset, of the records that have passed the chain since the last `forget`."""
 
     def seen(self, columns: Columns) -> int:
         """Return the number of records up to the last one that has passed the chain."""

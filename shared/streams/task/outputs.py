@@ -157,7 +157,7 @@ def record_that_fits(
 
 
 def output_partition(source_key: bytes | None, partitions: Sequence[int]) -> int:
-    """Return the partition of a task's output among those of its topic, as a producer chooses it by this key.
+    """Return which of a topic's partitions an output goes to: the one that a producer chooses for this key.
 
     >>> output_partition(b"21", range(7))
     3

@@ -31,7 +31,7 @@ Lags = Mapping[str, int | None]
 
 
 class _QueuedSizes:
-    """The sizes of one fetch's records in a partition's queue, cumulated on first use, and their offsets."""
+    """The offsets of one fetch's records, and their cumulated sizes, which are computed on first use."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns: Columns | None = columns
@@ -89,9 +89,9 @@ class RecordQueue:
         return int(self._columns[0].timestamps[0])
 
     def take_until(self, limit_ms: int | None, records_max: int | None = None) -> Columns:
-        """Remove and return the next records of one fetch that come before the first one later than the limit.
+        """Remove and return the next records, all of one fetch: those before the first that is later than `limit_ms`.
 
-        The queue must not be empty.
+        They are at most `records_max`. The queue must not be empty.
         """
         columns = self._columns.popleft()
         at = len(columns) if records_max is None else min(len(columns), records_max)

@@ -43,8 +43,8 @@ def restore_progress(task: StreamTask, progress: Progress) -> None:
 def restore_changes(task: StreamTask, confirmed: ConfirmedChanges) -> None:
     """Apply confirmed changes, except late records, to a task's stores.
 
-    Raises CorruptEntry for a key or state that cannot be decoded. If a store is on disk and its aggregations have not
-    changed, its states are not decoded here, but when they are read.
+    Raises CorruptEntry for a key or state that cannot be decoded. The states of stores on disk are usually not decoded
+    here, but when they are read (`restore_change`).
     """
     confirmed = confirmed.of_windows()
     for number in np.unique(confirmed.numbers).tolist():

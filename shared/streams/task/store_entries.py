@@ -75,7 +75,7 @@ def encode_stores(
 
 
 def encode_window_store(store: WindowStore, number: int, epoch: int, commit: int) -> tuple[EntryColumns, int]:
-    """Encode a window store's changes, live windows last; return the number of closed windows among them too."""
+    """Encode a window store's changes, live windows last. Also return the number of closed windows among them."""
     finals = store.finals()
     live = store.live()
     keys, starts = store.deleted()

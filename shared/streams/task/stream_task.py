@@ -7,10 +7,10 @@ transaction in this order, and then calls `commit_succeeded`. If it cannot write
 restored from the changelog.
 
 `process` takes records in batches. A batch is cut where a STREAM_TIME punctuation is due and around each rejected
-record. So the results are the same as if each record was processed alone. If an error occurs
-before a store has taken the record, all outputs of the record are dropped, and by default the record goes to the
-dead-letter topic. Behind a store only one output is dropped (`output_guard`). If neither is possible, the task fails
-and is never committed again, because the record is only half processed.
+record. So the results are the same as if each record was processed alone. If an error occurs before a store has taken
+the record, all outputs of the record are dropped, and by default the record goes to the dead-letter topic. Behind a
+store only one output is dropped (`output_guard`). If neither is possible, the task fails and is never committed again,
+because the record is only half processed.
 """
 
 from __future__ import annotations

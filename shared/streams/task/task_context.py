@@ -80,10 +80,10 @@ class TaskContext(Protocol):
         """Set the record that is processed from now on."""
 
     def current_record(self) -> ConsumerRecord | None:
-        """Return the current record as it is in the topic that the task reads."""
+        """Return the current record, if any, as it is in the topic that the task reads."""
 
     def source_record(self) -> ConsumerRecord | None:
-        """Return the current record with the coordinates that it has in its source topic."""
+        """Return the current record, if any; behind a repartition topic it has its source record's coordinates."""
 
     def source_node(self, node: str) -> SourceNode:
         """Return the source of the current record; without one, the first source whose records can reach `node`."""

@@ -61,7 +61,8 @@ class RunLength:
 
     def adapt(self, records: int, ms: int, share_ms: int) -> None:
         """Adapt to a run of this many records that took `ms` of a share's time."""
-        # Too long: as many as would have taken one share. The run may have been shorter than the maximum.
+        # The run took too long: the next may have as many records as would have taken one share. This run may have had
+        # fewer than the maximum.
         if ms > share_ms:
             self.records_max = max(RUN_RECORDS_MIN, min(records, self.records_max) * share_ms // ms)
         # A shorter run says nothing about the cost of a longer one.

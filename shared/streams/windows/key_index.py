@@ -259,7 +259,7 @@ class KeyIndex:
     def release(self, candidates: NDArray[Any], is_used: NDArray[np.bool_]) -> None:
         """Free the numbers in `candidates` that are not used; `is_used` is indexed by number."""
         _drop_unused_keys(candidates, is_used, self.slots, self.hashes, self.sizes, self._free, self._counts)
-        # Bytes of released keys stay until they are more than half.
+        # Bytes of released keys stay until they are more than half of all bytes.
         if 2 * self._counts[_GARBAGE] > self._counts[_BYTES] and self._counts[_GARBAGE] > BYTES_MIN:
             self.repack()
 
@@ -273,7 +273,7 @@ class KeyIndex:
         self.arena = packed
 
     def _grow_arena(self, length: int) -> None:
-        """Make room for one more key of this length, and for some others."""
+        """Make room for at least one more key of this length: for its bytes, its number and its slot."""
         if self._counts[_BYTES] + length > len(self.arena):
             least = int(self._counts[_BYTES] - self._counts[_GARBAGE]) + length
             self.repack(max(len(self.arena), int(least * GROWTH)))

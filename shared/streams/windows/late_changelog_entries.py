@@ -1,5 +1,5 @@
-"""Records that missed a window, as changelog entries. An entry has the state that its record alone has, if it is valid
-and fits, and the starts of the windows that the record missed.
+"""Records that missed a window, as changelog entries. An entry has the starts of the windows that the record missed,
+and the state that a window of this record alone would have, if that state is valid and fits.
 
 The records are kept until the next commit: late ones, and those that missed only some of their hopping windows.
 """

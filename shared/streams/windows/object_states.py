@@ -91,7 +91,7 @@ class ObjectStates:
         return self._take(self.aggregation, values)
 
     def take_one(self, value: Any) -> list[Any]:
-        """As `take`, for one record. If a built-in aggregation cannot add it, raise the cause.
+        """As `take`, for one record. If a built-in aggregation would reject the record, raise the cause.
 
         The cause is a DataError for a wrong value of a field, or the error that the value's own class raised.
         """
