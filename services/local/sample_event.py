@@ -105,7 +105,8 @@ def _sample_of_aggregated_field(aggregation: Aggregation[Any], field: str) -> st
 def _accepts_event(event: dict[str, Any], value_type: Any) -> bool:
     try:
         msgspec.json.decode(msgspec.json.encode(event), type=value_type)
-    except msgspec.ValidationError:
+    except Exception:
+        # The user's type may raise any exception.
         return False
     return True
 
