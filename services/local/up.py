@@ -64,7 +64,10 @@ class Up:
         """
         settings = self._settings
         if settings.http.ssl_certfile is not None:
-            raise ConfigError(f"http.ssl_certfile: {PROGRAM} serves HTTP only: unset it (for TLS use a reverse proxy)")
+            raise ConfigError(
+                f"http.ssl_certfile: {PROGRAM} serves HTTP only: unset it (for TLS use a reverse proxy), or name "
+                "another settings file with --config"
+            )
         if settings.http.port:
             ports.require_free(settings.http.host, settings.http.port, "http.port")
         if settings.connect_worker and settings.connect_port:
@@ -145,6 +148,7 @@ class Up:
         settings = {
             **self._file_variable,
             "KAFKA__BOOTSTRAP_SERVERS": self._broker.bootstrap_servers,
+            "KAFKA__SECURITY_PROTOCOL": "PLAINTEXT",
             "HTTP__FORWARDED_ALLOW_IPS": msgspec.json.encode(http.forwarded_allow_ips).decode(),
             "HTTP__MAX_HEAD_BYTES": str(http.max_head_bytes),
             **own,
@@ -159,6 +163,8 @@ class Up:
             "TOPOLOGY_OPTIONS": msgspec.json.encode(settings.topology_options).decode(),
             "STREAMS__LAKE": str(self._folder / "lake"),
             "STREAMS__GROUP_INSTANCE_ID": "aggregator-1",
+            # The broker's default: there is one broker.
+            "STREAMS__REPLICATION_FACTOR": "-1",
             "WORKERS": str(settings.workers),
         }
 

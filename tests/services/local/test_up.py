@@ -16,6 +16,7 @@ from rich.console import Console
 
 from penstock.api.settings import Credential
 from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.broker_config import LOG_FOLDER
 from penstock.services.local.connect_worker import make_connect_worker, worker_properties
 from penstock.services.local.embedded_kafka import META_PROPERTIES, EmbeddedKafka
@@ -126,6 +127,26 @@ def test_services_read_the_settings_file_of_up() -> None:
     spec = up._service_spec("aggregator", up._aggregator_settings())
     environ = {f"{ENV_PREFIX}{name}": value for name, value in spec.settings.items()}
     assert AggregatorSettings.load(environ=environ).streams.application_id == "mine"
+
+
+def test_services_connect_to_the_one_broker_despite_settings_of_a_cluster(tmp_path: Path) -> None:
+    """The file's security protocol and replication factor are those of another Kafka."""
+    (tmp_path / "penstock.toml").write_text(
+        '[kafka]\nsecurity_protocol = "SASL_SSL"\nsasl_mechanism = "SCRAM-SHA-512"\nsasl_username = "a"\n'
+        'sasl_password = "b"\nssl_cafile = "ca.pem"\n[streams]\nreplication_factor = 3\n'
+    )
+    up = Up(UpSettings())
+    up._broker = RunningBroker()  # type: ignore[assignment]
+    for spec, settings in (
+        (up._service_spec("aggregator", up._aggregator_settings()), AggregatorSettings),
+        (up._consumer_spec(), ConsumerServiceSettings),
+        (up._gateway_spec([]), GatewaySettings),
+        (up._connect_spec(), ConnectWorkerSettings),
+    ):
+        loaded = settings.load(environ={f"{ENV_PREFIX}{name}": value for name, value in spec.settings.items()})
+        assert loaded.kafka.bootstrap_servers == RunningBroker.bootstrap_servers
+        assert loaded.kafka.security_protocol == "PLAINTEXT"
+        assert not isinstance(loaded, AggregatorSettings) or loaded.streams.replication_factor == -1
 
 
 class Started(Exception):
