@@ -30,7 +30,7 @@ class GatewayDaemon(OverviewDaemon, ProducerDaemon):
         # If no credential has the scope admin, no client may change anything, so the scope read is enough.
         token = tokens.get("admin", tokens.get("read"))
         self._http = services_client(settings.services_timeout_ms, token)
-        self._services = settings.services
+        self._services = settings.gateway_services
         super().__init__(settings)
 
     async def shutdown(self) -> None:

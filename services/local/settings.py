@@ -57,7 +57,8 @@ class UpSettings(DaemonSettings):
 class GatewaySettings(ProducerServiceSettings):
     """The gateway of a local set-up: ingest, admin and dashboard at one address."""
 
-    services: dict[str, str] = Field(
+    # Not `services`, which a settings file may have for `penstock admin`: dictionaries of all sources are merged.
+    gateway_services: dict[str, str] = Field(
         default={}, description="addresses of the other services by name: dashboard, `/health`, their routes"
     )
     services_timeout_ms: PositiveMs = Field(default=2_000, description="time limit of a request to another service")

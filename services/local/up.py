@@ -189,7 +189,7 @@ class Up:
     def _gateway_spec(self, others: list[Service]) -> ServiceSpec:
         settings = self._settings
         own = {
-            "SERVICES": msgspec.json.encode({service.name: service.url for service in others}).decode(),
+            "GATEWAY_SERVICES": msgspec.json.encode({service.name: service.url for service in others}).decode(),
             "INGEST__TOPICS": msgspec.json.encode(ingest_topics(settings)).decode(),
             "INGEST__DEFAULT_TOPIC__ALLOWED": "false",
         }

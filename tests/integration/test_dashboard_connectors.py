@@ -35,7 +35,7 @@ async def test_the_page_controls_a_workers_connectors(kafka: Broker, tmp_path: P
         await until(worker, "/connectors/bad/status", lambda status: status["tasks"][0]["state"] == "FAILED")
         others = OtherServices()
         async with (
-            gateway(kafka.bootstrap_servers, others, services=services, auth_token=TOKEN) as url,
+            gateway(kafka.bootstrap_servers, others, gateway_services=services, auth_token=TOKEN) as url,
             chromium(tmp_path / "profile") as browser,
         ):
             page = await browser.page()

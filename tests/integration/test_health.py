@@ -58,7 +58,7 @@ async def test_a_broker_that_hangs_is_unhealthy_until_it_answers_again(own_kafka
     )
     others = json.dumps({service.name: service.url for service in (aggregator, consumer)})
     gateway = await stack.start(
-        ServiceSpec("gateway", address | {"SERVICES": others}, module="penstock.services.local.gateway")
+        ServiceSpec("gateway", address | {"GATEWAY_SERVICES": others}, module="penstock.services.local.gateway")
     )
     async with httpx.AsyncClient(trust_env=False, timeout=10) as http:
         await asyncio.gather(*(service.healthy() for service in (aggregator, consumer, gateway)))

@@ -109,7 +109,7 @@ async def gateway(bootstrap_servers: str, others: OtherServices, **given: Any) -
     """Run a gateway in front of the other services, and yield its address."""
     await others.server.start()
     services = {"aggregator": others.server.url, "connect": others.server.url}
-    settings = {"kafka": {"bootstrap_servers": bootstrap_servers}, "http": {"port": 0}, "services": services}
+    settings = {"kafka": {"bootstrap_servers": bootstrap_servers}, "http": {"port": 0}, "gateway_services": services}
     daemon = GatewayDaemon(GatewaySettings.model_validate(settings | given))
     await daemon.startup()
     working = asyncio.create_task(daemon.main_loop())

@@ -73,7 +73,7 @@ def gateway_spec(plan: PipelinePlan, bootstrap_servers: str, others: Mapping[str
             "KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
             "INGEST__TOPICS": _encode_json(topics),
             "INGEST__DEFAULT_TOPIC__ALLOWED": "false",
-            "SERVICES": _encode_json(others),
+            "GATEWAY_SERVICES": _encode_json(others),
         },
         module="penstock.services.local.gateway",
     )

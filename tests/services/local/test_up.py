@@ -22,7 +22,14 @@ from penstock.services.local.connect_worker import make_connect_worker, worker_p
 from penstock.services.local.embedded_kafka import META_PROPERTIES, EmbeddedKafka
 from penstock.services.local.gateway import GatewayDaemon
 from penstock.services.local.settings import ConnectWorkerSettings, GatewaySettings, UpSettings
-from penstock.services.local.stack import KILL_GRACE_MS, SHUTDOWN_TIMEOUT_MS, ServiceSpec, Stack, failing_checks
+from penstock.services.local.stack import (
+    KILL_GRACE_MS,
+    SHUTDOWN_TIMEOUT_MS,
+    Service,
+    ServiceSpec,
+    Stack,
+    failing_checks,
+)
 from penstock.services.local.topologies import sessions
 from penstock.services.local.up import Up, main, require_topics
 from penstock.shared.common.errors import ConfigError
@@ -147,6 +154,16 @@ def test_services_connect_to_the_one_broker_despite_settings_of_a_cluster(tmp_pa
         assert loaded.kafka.bootstrap_servers == RunningBroker.bootstrap_servers
         assert loaded.kafka.security_protocol == "PLAINTEXT"
         assert not isinstance(loaded, AggregatorSettings) or loaded.streams.replication_factor == -1
+
+
+def test_the_gateway_has_only_the_services_of_up(tmp_path: Path) -> None:
+    """The services that the file names for `penstock admin` are those of another deployment."""
+    (tmp_path / "penstock.toml").write_text('[services]\nproducer = "http://producer.example:8081"\n')
+    up = Up(UpSettings())
+    up._broker = RunningBroker()  # type: ignore[assignment]
+    consumer = Service(up._consumer_spec(), 1, tmp_path / "consumer.log", {})
+    environ = {f"{ENV_PREFIX}{name}": value for name, value in up._gateway_spec([consumer]).settings.items()}
+    assert GatewaySettings.load(environ=environ).gateway_services == {"consumer": "http://127.0.0.1:1"}
 
 
 class Started(Exception):
