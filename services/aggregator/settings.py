@@ -90,6 +90,8 @@ class QueriesSettings(Section):
 class SessionsSettings(CommandSettings):
     """`penstock sessions`: windows by key and time, open and closed."""
 
+    FLAGS_ONLY = frozenset({"key", "key_base64", "key_from", "key_to", "status", "from", "to", "continuation"})
+
     kafka: KafkaSettings = KafkaSettings()
     application: str = Field(
         pattern=APPLICATION_ID, max_length=APPLICATION_ID_MAX, description="the aggregator's application id"

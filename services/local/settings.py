@@ -45,7 +45,9 @@ class UpSettings(DaemonSettings):
     workers: int = Field(
         default=1, gt=0, description="number of the aggregator's processes, which share the topic's partitions"
     )
-    topics: str = Field(default="sessions", description="topics that the consumer handles, comma-separated")
+    topics: Names = Field(
+        default=("sessions",), description="topics that the consumer handles, comma-separated", min_length=1
+    )
     handler: str = "penstock.services.local.log_handler:log_record"
     group_id: str = "handler"
     connect_worker: bool = Field(default=True, description="whether to run a Connect worker")

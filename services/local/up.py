@@ -171,7 +171,7 @@ class Up:
     def _consumer_spec(self) -> ServiceSpec:
         settings = self._settings
         own = {
-            "TOPICS": settings.topics,
+            "TOPICS": ",".join(settings.topics),
             "HANDLER": settings.handler,
             "GROUP_ID": settings.group_id,
             "CONSUMER__ISOLATION_LEVEL": "read_committed",
@@ -212,7 +212,8 @@ class Up:
             "ingest": "curl -H 'Content-Type: application/x-ndjson' "
             f"--data-binary {event} {gateway.url}/v1/topics/{settings.topic}/events",
             "topology": f"{settings.topology}, as application {application}",
-            "results": f"topic {settings.topics}, handled by {settings.handler}, which logs to {logs / 'consumer.log'}",
+            "results": f"{_describe_topics(settings.topics)}, handled by {settings.handler}, which logs to "
+            f"{logs / 'consumer.log'}",
             "lake": f"{lake / application}, {when_compacted(aggregates.compaction)}",
             "audit": f"{penstock_command()} audit {shlex.join(audit)}",
             "connectors": f"{gateway.url}/connectors" if connect else "",
@@ -239,21 +240,20 @@ def require_topics(settings: UpSettings, topology: Topology, known: Collection[s
     created = {*topology.internal_topics(), *topology.output_topics()}
     if missing := sorted({*topology.source_topics(), *tables} - created - there):
         raise ConfigError(
-            f"the topology {settings.topology} reads {_describe_topics(missing)}, which Kafka does not have: "
+            f"the topology {settings.topology} reads the {_describe_topics(missing)}, which Kafka does not have: "
             f"`up` creates only {settings.topic} (--topic). Set --topic to the topic that the topology reads, or set "
             "the topology's topic with --topology-options"
         )
     # The consumer waits for all topics that it handles.
-    handled = {topic.strip() for topic in settings.topics.split(",")}
-    if missing := sorted(handled - there - set(topology.output_topics())):
+    if missing := sorted({*settings.topics} - there - {*topology.output_topics()}):
         raise ConfigError(
-            f"the consumer handles {_describe_topics(missing)} (--topics), which Kafka does not have: the topology "
+            f"the consumer handles the {_describe_topics(missing)} (--topics), which Kafka does not have: the topology "
             f"{settings.topology} writes to {', '.join(topology.output_topics())}"
         )
 
 
 def _describe_topics(names: Sequence[str]) -> str:
-    return f"the topic{'s'[: len(names) != 1]} {', '.join(names)}"
+    return f"topic{'s'[: len(names) != 1]} {', '.join(names)}"
 
 
 def when_compacted(compaction: CompactionSettings) -> str:

@@ -16,7 +16,7 @@ import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
@@ -232,6 +232,9 @@ class CommandSettings(BaseSettings):
         hide_input_in_errors=True,
     )
 
+    FLAGS_ONLY: ClassVar[frozenset[str]] = frozenset()
+    """Settings that only flags set, since they are arguments of one call. Another command may use the names."""
+
     log: LogSettings = LogSettings()
 
     @classmethod
@@ -264,6 +267,9 @@ class CommandSettings(BaseSettings):
         unknown = unknown_variables(cls, environ) + [f"{file}: {message}" for message in unknown_keys(cls, in_file)]
         if unknown:
             raise ConfigError(f"{program}: {'; '.join(unknown)}")
+        in_file = {name: value for name, value in in_file.items() if name not in cls.FLAGS_ONLY}
+        of_others = {variable([name]) for name in cls.FLAGS_ONLY}
+        environ = {name: value for name, value in environ.items() if name.upper() not in of_others}
         sources: list[PydanticBaseSettingsSource] = []
         own = {"settings_customise_sources": classmethod(lambda *_, **__: tuple(sources)), "__doc__": cls.__doc__}
         loaded: Any = type(cls.__name__, (cls,), {**own, "__module__": cls.__module__})
@@ -375,7 +381,10 @@ def _config_error(cls: type[BaseModel], error: ValidationError) -> ConfigError:
 def _explain_setting_error(cls: type[BaseModel], error: Any) -> str:
     path = [str(part) for part in error["loc"]]
     message = _describe_setting_error(cls, error)
-    return message if not path or error["type"] == "extra_forbidden" else f"{message} ({flag(path)}, {variable(path)})"
+    if not path or error["type"] == "extra_forbidden":
+        return message
+    is_flag = issubclass(cls, CommandSettings) and path[0] in cls.FLAGS_ONLY
+    return f"{message} ({flag(path)})" if is_flag else f"{message} ({flag(path)}, {variable(path)})"
 
 
 def _describe_setting_error(cls: type[BaseModel], error: Any) -> str:

@@ -247,7 +247,7 @@ def test_topics_of_an_earlier_run_may_be_read() -> None:
     require_topics(settings, joined(), ["names"])
     with pytest.raises(ConfigError, match="topic names"):
         require_topics(settings, joined(), ["clicks"])
-    settings = UpSettings(topic="clicks", topics="a, sessions,clicks")
+    settings = UpSettings(topic="clicks", topics=("a", "sessions", "clicks"))
     with pytest.raises(ConfigError, match="topics events, names"):
         require_topics(settings, joined(), ())
     with pytest.raises(ConfigError, match="handles the topic a "):

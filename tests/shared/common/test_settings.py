@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -416,6 +418,27 @@ def test_the_settings_of_all_commands_are_found() -> None:
     assert {one.__name__ for one in defined} <= {one.__name__ for one in found}
     # The first is public, so its `__module__` is another one.
     assert {ConsumerServiceSettings, UpSettings, ConnectWorkerSettings, SessionsSettings, CompactSettings} <= found
+
+
+def test_a_setting_has_the_same_type_in_all_commands() -> None:
+    """One settings file can serve all commands. Settings that only flags set are not read from it."""
+    types: dict[str, set[Any]] = defaultdict(set)
+    for command in settings_of_all_commands():
+        for name in command.model_fields.keys() - command.FLAGS_ONLY:
+            annotation: Any = command.model_fields[name].annotation
+            # Another command may require an optional setting.
+            types[name].add(annotation | None)
+    assert {name: found for name, found in types.items() if len(found) > 1} == {}
+
+
+def test_a_filter_of_one_call_comes_from_flags_alone(tmp_path: Path) -> None:
+    """The key in the file and in the environment is that of `penstock up`. An error names only the flag."""
+    (tmp_path / "penstock.toml").write_text('key = ["/user"]\napplication = "app"\n')
+    environ = {"PENSTOCK_KEY": '["/user"]', "PENSTOCK_CONFIG": str(tmp_path / "penstock.toml")}
+    assert (SessionsSettings.load(environ=environ).key, UpSettings.load(environ=environ).key) == (None, ("/user",))
+    assert SessionsSettings.load(["--key=a"], environ=environ).key == "a"
+    with pytest.raises(ConfigError, match=r"\(--to\)$"):
+        SessionsSettings.load(["--to=later"], environ=environ)
 
 
 def test_the_settings_of_all_commands_need_no_extra() -> None:
