@@ -1,8 +1,9 @@
 """Loads the user's handler by its name, and calls it within a time limit. A failure of the handler is a return value.
 
 A handler is `async def handle(record: ConsumerRecord)`. A batch handler takes `Sequence[ConsumerRecord]` (or `list`,
-`tuple`); that annotation or the attribute `handle.batch = True` marks it. A batch holds records of one partition in
-offset order. With the value formats `json` and `module:Struct`, the record's `value` is the decoded value.
+`tuple`, `Iterable`, `Collection`); that annotation or the attribute `handle.batch = True` marks it. A batch holds
+records of one partition in offset order. With the value formats `json` and `module:Struct`, the record's `value` is the
+decoded value.
 
 A handler returns the records to write to Kafka: a `ProducerRecord`, or a list or tuple of them. A list or tuple that
 mixes them with other values fails the call. Any other return value is ignored.
@@ -20,9 +21,10 @@ exception.
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_origin, get_type_hints
 
@@ -45,6 +47,8 @@ from penstock.shared.common.serialization import (
 from penstock.shared.common.user_modules import add_to_search_path, lacks_module
 
 Records = tuple[ProducerRecord, ...]
+
+_SEQUENCE_NAMES = ("Sequence", "list", "List", "tuple", "Tuple", "Iterable", "Collection")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +119,15 @@ def records_in(name: str, returned: object) -> Records:
 def load_handler(spec: str) -> Handler:
     """Return the handler named `module:function`. Raises ConfigError if there is none or if it is invalid."""
     function = load_object(spec, "handler")
-    called = function if inspect.isroutine(function) else getattr(type(function), "__call__", None)  # noqa: B004 - its kind is wanted, not whether it is there
-    if inspect.isclass(function) or not inspect.iscoroutinefunction(called):
+    inner = function.func if isinstance(function, functools.partial) else function
+    called = inner if inspect.isroutine(inner) else getattr(type(inner), "__call__", None)  # noqa: B004 - its kind is wanted, not whether it is there
+    if inspect.isclass(inner) or not inspect.iscoroutinefunction(called):
         raise ConfigError(f"handler: {spec} is not an async function")
     parameters = list(inspect.signature(function).parameters.values())
     needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if not parameters or len(needed) > 1 or any(p.kind is p.KEYWORD_ONLY for p in needed):
         raise ConfigError(f"handler: {spec} must take one argument: a record, or a sequence of records")
-    batch = getattr(function, "batch", None)
+    batch = getattr(function, "batch", getattr(inner, "batch", None))
     return Handler(spec, function, _takes_sequence(called, parameters[0].name) if batch is None else bool(batch))
 
 
@@ -176,6 +181,6 @@ def _takes_sequence(function: Any, parameter: str) -> bool:
     except (NameError, TypeError, AttributeError):
         annotation = inspect.signature(function).parameters[parameter].annotation
     if isinstance(annotation, str):
-        return annotation.partition("[")[0].rpartition(".")[2] in ("Sequence", "list", "List", "tuple", "Tuple")
+        return annotation.partition("[")[0].rpartition(".")[2] in _SEQUENCE_NAMES
     origin = get_origin(annotation) or annotation
-    return inspect.isclass(origin) and issubclass(origin, Sequence)
+    return origin in (Iterable, Collection) or (inspect.isclass(origin) and issubclass(origin, Sequence))

@@ -26,7 +26,8 @@ RECORD = ConsumerRecord("clicks", 0, 7, 0, b"k", b"v")
 
 MODULE = """
 from __future__ import annotations
-from collections.abc import Sequence
+import functools
+from collections.abc import Collection, Iterable, Sequence
 import msgspec
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 
@@ -38,6 +39,8 @@ async def bare(record): ...
 async def optional(record, times=1): ...
 async def many(records: Sequence[ConsumerRecord]) -> None: ...
 async def listed(records: list[ConsumerRecord]) -> None: ...
+async def iterated(records: Iterable[ConsumerRecord]) -> None: ...
+async def collected(records: Collection[Nowhere]) -> None: ...
 async def unknown_names(records: Sequence[Nowhere]) -> None: ...
 async def marked(records): ...
 marked.batch = True
@@ -45,7 +48,13 @@ class Stateful:
     async def handle(self, record: ConsumerRecord) -> None: ...
     async def __call__(self, records: Sequence[ConsumerRecord]) -> None: ...
 stateful = Stateful()
+async def pooled(record: ConsumerRecord, pool: object) -> None: ...
+partial = functools.partial(pooled, pool=None)
+async def pooled_many(pool: object, records: Sequence[ConsumerRecord]) -> None: ...
+partial_many = functools.partial(pooled_many, None)
+partial_marked = functools.partial(marked)
 def blocking(record): ...
+blocking_partial = functools.partial(blocking)
 async def none(): ...
 async def two(a, b): ...
 number = 5
@@ -66,11 +75,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ("function", "batch"),
     [
         ("one", False), ("bare", False), ("optional", False), ("many", True), ("listed", True), ("unknown_names", True),
-        ("marked", True), ("stateful", True), ("stateful.handle", False),
+        ("marked", True), ("stateful", True), ("stateful.handle", False), ("iterated", True), ("collected", True),
+        ("partial", False), ("partial_many", True), ("partial_marked", True),
     ],
 )  # fmt: skip
 def test_a_handler_is_found_in_the_current_folder(module: str, function: str, batch: bool) -> None:
-    """Functions, methods and callable objects are handlers; the annotation or the attribute
+    """Functions, methods, callable objects and partials are handlers; the annotation or the attribute
     `batch` makes a batch handler.
     """
     handler = load_handler(f"{module}:{function}")
@@ -86,6 +96,7 @@ def test_a_handler_is_found_in_the_current_folder(module: str, function: str, ba
         ("no_such_module:one", "no module 'no_such_module'"),
         ("{m}:absent", "has no 'absent'"),
         ("{m}:blocking", "is not an async function"),
+        ("{m}:blocking_partial", "is not an async function"),
         ("{m}:number", "is not an async function"),
         ("{m}:Stateful", "is not an async function"),
         ("{m}:none", "must take one argument"),
