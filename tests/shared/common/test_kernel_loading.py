@@ -1,9 +1,13 @@
-"""Compiling kernels without blocking the event loop."""
+"""Compiling kernels without blocking the event loop, and the cache of compiled code."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import sys
 import threading
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from structlog.testing import capture_logs
@@ -43,3 +47,23 @@ async def test_an_error_of_the_compilation_is_raised() -> None:
 
     with pytest.raises(ZeroDivisionError):
         await loaded(fail, "a kernel")
+
+
+def import_kernels(folder: Path, **texts: str) -> ModuleType:
+    """Write modules into a folder, and import the last one as a new process does."""
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(f"from penstock.shared.common.compiled import compiled\n{text}\n")
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    return importlib.import_module(name)
+
+
+@pytest.mark.skipif(not kernel_loading.IS_COMPILED, reason="without numba there is no cache")
+def test_cached_code_has_the_imported_constants_and_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel is compiled again if a constant changes that another module's kernel imports, and only then."""
+    monkeypatch.syspath_prepend(tmp_path)
+    inner = "from of_constant import SIZE\n@compiled\ndef size():\n    return SIZE"
+    outer = "from of_inner import size\n@compiled\ndef twice():\n    return 2 * size()"
+    for constant, expected, hits in (("SIZE = 1", 2, 0), ("SIZE = 10", 20, 0), ("SIZE = 10 # same", 20, 1)):
+        module = import_kernels(tmp_path, of_constant=constant, of_inner=inner, of_outer=outer)
+        assert (module.twice(), sum(module.twice.stats.cache_hits.values())) == (expected, hits)
