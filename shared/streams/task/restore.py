@@ -91,15 +91,15 @@ def _select_restored_states(column: Any, indexes: Int64Array) -> Any:
 def restore_change(task: StreamTask, change: Change) -> None:
     """Apply one confirmed change of a changelog to a task's store.
 
-    Raises CorruptRecord if its key or state cannot be decoded. If the store is on disk and its aggregations have not
-    changed, the state is not decoded here, but when it is read.
+    Raises CorruptRecord if its key or state cannot be decoded. If the store is on disk and has got no further
+    aggregation, the state is not decoded here, but when it is read.
     """
     written = change.written_as
     own = task.topology.stores[change.store].schema
     try:
         key = _decode_restored_key(task, change.store, change.key)
         # The disk has the changelog's own bytes. An invalid state raises StateStoreFailed when it is read.
-        if task.local is not None and written.aggregations == own.aggregations:
+        if task.local is not None and _has_same_states(written, own):
             state = change.state if change.operation == LIVE else None
             task.local.restore_raw(change.store, change.key, change.start, change.end, state)
         elif change.operation == LIVE:
@@ -188,10 +188,16 @@ def _column_or_nulls(batch: pa.RecordBatch, name: str, type_: ColumnType) -> pa.
     return batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows, ARROW_TYPES[type_])
 
 
+def _has_same_states(written: StoreSchema, own: StoreSchema) -> bool:
+    """Return whether states written with a schema that `check_schema` has accepted have the columns of `own`."""
+    # The accepted schema may lack aggregations, and the others are the same.
+    return len(written.aggregations) == len(own.aggregations)
+
+
 def _widen_restored_states(task: StreamTask, written: StoreSchema, values: Sequence[Any]) -> Sequence[Any]:
     """Widen a restored state to the columns of the task's store; columns that `written` lacks are None."""
     own = task.topology.stores[written.name].schema
-    if written.aggregations == own.aggregations:
+    if _has_same_states(written, own):
         return values
     known = dict(zip((column.name for column in written.state_columns()), values, strict=True))
     return [known.get(column.name) for column in own.state_columns()]

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.clients.dead_letters.late_record_headers import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
-from penstock.shared.common.errors import ConfigError, CorruptRecord
+from penstock.shared.common.errors import ConfigError, CorruptRecord, StateStoreFailed
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Max
 from penstock.shared.streams.aggregations.collect import CollectList
@@ -49,9 +49,9 @@ from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.property_tests import examples
 
 
-def new_task(local: LocalState | None = None) -> StreamTask:
+def new_task(local: LocalState | None = None, value: Any = dict) -> StreamTask:
     builder = StreamsBuilder()
-    windows = builder.stream("in").group_by_key().session_window(10, 5)
+    windows = builder.stream("in", value=value).group_by_key().session_window(10, 5)
     windows.aggregate("s", n=Count(), last=Aggregate(lambda: None, lambda s, v: v, lambda a, b: b)).on_close().to("out")
     return StreamTask(builder.build(), 0, application="app", local=local)
 
@@ -91,6 +91,17 @@ def test_undecodable_keys_are_corrupt_on_disk_too(operation: bytes) -> None:
             restore_change(task, change)
         local.write(None)
         assert not list(task.stores["s"].rows())
+
+
+@pytest.mark.parametrize("value", [dict, lambda topic, data: data])
+def test_states_on_disk_are_decoded_when_they_are_read(value: Any) -> None:
+    """A restore to disk decodes no state, whatever the format of the source is."""
+    with TemporaryDirectory() as folder, directory_of(folder) as directory, closing(directory.state_of(0)) as local:
+        task = new_task(local, value)
+        restore_change(task, Change(LIVE, "s", b"k", 1, 2, pack(task, 3, b"{"), task.topology.schemas()[0]))
+        local.write(None)
+        with pytest.raises(StateStoreFailed, match="store 's'"):
+            list(task.stores["s"].rows())
 
 
 ENTRIES = st.lists(
