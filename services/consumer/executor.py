@@ -18,15 +18,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from penstock.services.consumer.handler_timeouts import CallLimits
 from penstock.services.consumer.handlers import Handler, Records
-from penstock.services.consumer.retry_policy import Retry, RetryPolicy
+from penstock.services.consumer.retry_policy import RetryPolicy
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.shared.clients.dead_letters.dead_letter import (
     STAGE_DESERIALIZE,
@@ -51,14 +50,12 @@ UNWRITTEN_TRIES = 5
 """Failed writes of a dead letter after which the health check reports it."""
 
 
-class RecordWriter(Protocol):
-    """Writes records with acks=all.
+RecordWriter = Callable[[Sequence[ProducerRecord]], Awaitable[Sequence[Exception | None]]]
+"""Writes records with acks=all.
 
-    Returns one entry for each record, in order: None if it is acknowledged, else its error. Errors of records are
-    returned, never raised.
-    """
-
-    async def __call__(self, records: Sequence[ProducerRecord]) -> Sequence[Exception | None]: ...
+Returns one entry for each record, in order: None if it is acknowledged, else its error. Errors of records are returned,
+never raised.
+"""
 
 
 @dataclass(slots=True)
@@ -251,18 +248,18 @@ class Executor:
             return
         (work,) = works
         work.attempts += 1
-        decision = self._policy.decide(error, work.attempts, random.random())  # noqa: S311 - jitter, no secret
-        if isinstance(decision, Retry):
+        after_ms = self._policy.decide(error, work.attempts, random.random())  # noqa: S311 - jitter, no secret
+        if after_ms is not None:
             log.warning(
                 "handler failed",
                 **_coordinates_of_work(work),
                 stage=stage,
                 attempt=work.attempts,
-                again_in_ms=decision.after_ms,
+                again_in_ms=after_ms,
                 **_error_fields(error),
             )
             self._metrics.retries(topic).inc()
-            outcome.put_back(work, decision.after_ms)
+            outcome.put_back(work, after_ms)
         else:
             dead_letters.append((work, DeadLetter.of(work.record, stage, error, work.attempts, self._group)))
 

@@ -78,8 +78,6 @@ class Handler:
             if is_over:
                 return self._timeout_error(limits)
             return () if returned is None else records_in(self.name, returned)
-        except TimeoutError as e:
-            return self._timeout_error(limits) if is_over else e
         # Three origins of a cancellation: the caller, the limit, or the handler itself (an inner task was cancelled).
         except asyncio.CancelledError:
             if task.cancelling():

@@ -10,9 +10,9 @@ because an invalid record stays invalid.
 >>> from penstock.shared.common.errors import SerializationError
 >>> policy = RetryPolicy(max_attempts=3, jitter=0)
 >>> [policy.decide(ConnectionError("refused"), attempts, random=0.5) for attempts in (1, 2, 3)]
-[Retry(after_ms=100), Retry(after_ms=200), GiveUp(reason='3 attempts failed')]
->>> policy.decide(SerializationError("clicks: not JSON"), 1, random=0.5)
-GiveUp(reason='SerializationError is not retriable')
+[100, 200, None]
+>>> policy.decide(SerializationError("clicks: not JSON"), 1, random=0.5) is None
+True
 """
 
 from __future__ import annotations
@@ -29,20 +29,6 @@ ExceptionType = type[BaseException] | str
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
-    """Call the handler again after `after_ms`."""
-
-    after_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Do not call the handler again."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """See the module. `handler_timeout_ms` limits a handler call. The settings check the ranges."""
 
@@ -55,16 +41,15 @@ class RetryPolicy:
     retriable: Sequence[ExceptionType] = (Exception,)
     not_retriable: Sequence[ExceptionType] = (DataError,)
 
-    def decide(self, error: BaseException, attempts: int, random: float) -> Retry | GiveUp:
-        """Return the decision after `attempts` failed attempts, the last of which failed with `error`.
+    def decide(self, error: BaseException, attempts: int, random: float) -> int | None:
+        """Return the wait before the next attempt, in ms, or None if there is none.
 
-        `random` is drawn uniformly from 0 to 1, for the jitter of the backoff.
+        `attempts` attempts have failed, the last one with `error`. `random` is drawn uniformly from 0 to 1, for the
+        jitter of the backoff.
         """
-        if not self.is_retriable(type(error)):
-            return GiveUp(f"{type(error).__name__} is not retriable")
-        if attempts >= self.max_attempts:
-            return GiveUp(f"{attempts} attempts failed")
-        return Retry(self.backoff_after_ms(attempts, random))
+        if attempts >= self.max_attempts or not self.is_retriable(type(error)):
+            return None
+        return self.backoff_after_ms(attempts, random)
 
     def backoff_after_ms(self, attempts: int, random: float) -> int:
         """Return the wait after `attempts` failures, in ms."""

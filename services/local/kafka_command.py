@@ -61,7 +61,3 @@ def main(arguments: Sequence[str]) -> int:
         print(f"penstock kafka: {e}", file=sys.stderr)
         return exit_status_of(e)
     return ExitStatus.OK
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

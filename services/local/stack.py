@@ -219,8 +219,6 @@ class Stack:
 
     async def start(self, spec: ServiceSpec, port: int = 0) -> Service:
         """Start a service at a port, a free one by default. The caller waits for `healthy()`."""
-        if port:
-            ports.require_free(spec.host, port, "http.port")
         service = Service(spec, port or ports.pick(spec.host, 1)[0], self._logs / f"{spec.name}.log", self._inherited)
         self.services[spec.name] = service
         await service.start()

@@ -7,16 +7,8 @@ from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
 
-DEFAULT_GAP = "30m"
-DEFAULT_GRACE = "5m"
 
-
-def sessions(
-    topic: str = "events",
-    results: str = "sessions",
-    gap: str = DEFAULT_GAP,
-    grace: str = DEFAULT_GRACE,
-) -> Topology:
+def sessions(topic: str = "events", results: str = "sessions", gap: str = "30m", grace: str = "5m") -> Topology:
     """Return sessions of `topic` with the number of events, forwarded to `results` when they close."""
     builder = StreamsBuilder()
     windows = builder.stream(topic).group_by_key().session_window(duration_ms(gap), duration_ms(grace))

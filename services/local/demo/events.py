@@ -23,7 +23,7 @@ class PipelinePlan:
     topology: str
     options: dict[str, str]
     handler: str
-    unfit: str = "event that cannot be taken"
+    unfit: str
     """The name of an event that must become a dead letter."""
 
     @property

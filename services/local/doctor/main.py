@@ -36,7 +36,3 @@ def main(arguments: list[str]) -> int:
     for finding in sorted(findings, key=lambda finding: ORDER.index(finding.level)):
         print(finding, flush=True)
     return ExitStatus.FAILED if any(finding.level == "problem" for finding in findings) else ExitStatus.OK
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
