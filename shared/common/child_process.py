@@ -83,15 +83,16 @@ class ChildProcess:
     ) -> Self:
         """Start `command`. The child's output goes to one of three destinations:
 
-        1. If `log_file` is given, all output is appended to that file, and `on_line` is never called.
-        2. If only `on_line` is given, it is called with each line of standard error. The attributes `output` and
+        1. If `log_file` is given, all output is appended to that file.
+        2. If `on_line` is given, it is called with each line of standard error. The attributes `output` and
            `error_output` keep the end of standard output and standard error.
-        3. If both are None, the child shares this process's output.
+        3. If both are None, the child shares this process's output. They cannot both be given.
 
         After this process has ended, the child's guard (`child_guard`) sends the child SIGTERM, and its group SIGKILL
         after `orphan_limit_ms`. The child inherits `pass_fds`. Raises ConfigError if the command cannot be started or
         the log cannot be written.
         """
+        assert log_file is None or on_line is None
         words = [os.fspath(word) for word in command]
         name = name or Path(words[0]).name
         output = subprocess.PIPE if on_line is not None else None

@@ -267,10 +267,10 @@ class Sender:
             known.attempts += 1
             # The partition may have a leader on another node by now.
             self.completion.metadata_is_stale = True
-            await self._pause_node(known, round(backoff.wait_ms(known.attempts, random.random())))  # noqa: S311
+            self._pause_node(known, round(backoff.wait_ms(known.attempts, random.random())))  # noqa: S311
         self.wake()
 
-    async def _pause_node(self, known: _Node, wait_ms: int) -> None:
+    def _pause_node(self, known: _Node, wait_ms: int) -> None:
         known.usable_at_ms = self._clock.monotonic_ms() + wait_ms
         assert self._loop is not None
         # An event loop may fire a timer slightly early: without the extra ms the turn could find the node unusable
@@ -383,7 +383,7 @@ class Sender:
             # The broker answers first, then does not read from this connection for so long (KIP-219). A request sent in
             # that time waits unread, while its timeout runs.
             if response.throttle_ms > 0:
-                await self._pause_node(known, response.throttle_ms)
+                self._pause_node(known, response.throttle_ms)
         self._complete_produce_request(batches, response, failure, landed_ms)
 
     def _complete_produce_request(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer.settings import ProducerSettings
@@ -22,8 +22,6 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 
 log = get_logger(__name__)
-
-T = TypeVar("T")
 
 TOPIC_AUTHORIZATION_FAILED = CODE_OF["TOPIC_AUTHORIZATION_FAILED"]
 GROUP_AUTHORIZATION_FAILED = CODE_OF["GROUP_AUTHORIZATION_FAILED"]
@@ -206,5 +204,5 @@ class TransactionRequests:
             error.abortable |= code in abortable
             raise error
 
-    async def _retry_request(self, call: Callable[[], Awaitable[T]], where: str, *, soon: bool = False) -> T:
-        return await self._connection.retrying(call, where, self._settings.max_block_ms, soon=soon)
+    async def _retry_request(self, call: Callable[[], Awaitable[None]], where: str, *, soon: bool = False) -> None:
+        await self._connection.retrying(call, where, self._settings.max_block_ms, soon=soon)

@@ -52,22 +52,8 @@ ABORT = 0
 
 _offset_length = struct.Struct(">qi")
 _header = struct.Struct(">iBIhiqqqhii")
-"""The fields from the leader epoch on (`_Header`)."""
+"""The fields from the leader epoch on."""
 _control = struct.Struct(">hh")
-
-
-class _Header(NamedTuple):
-    leader_epoch: int
-    magic: int
-    crc: int
-    attributes: int
-    last_offset_delta: int
-    first_timestamp: int
-    max_timestamp: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-    record_count: int
 
 
 class _FetchedBatch:
@@ -98,15 +84,10 @@ class _FetchedBatch:
         self.next_offset = base_offset + 1
         self.epoch = NO_EPOCH
         if self.magic >= 2:
-            header = _Header._make(_header.unpack_from(data, start + LENGTH_END))
-            self.epoch = header.leader_epoch
-            self.crc = header.crc
-            self.attributes = header.attributes
-            self.first_timestamp = header.first_timestamp
-            self.max_timestamp = header.max_timestamp
-            self.producer_id = header.producer_id
-            self.count = header.record_count
-            self.next_offset += header.last_offset_delta
+            header = _header.unpack_from(data, start + LENGTH_END)
+            self.epoch, _, self.crc, self.attributes, last_offset_delta = header[:5]
+            self.first_timestamp, self.max_timestamp, self.producer_id, _, _, self.count = header[5:]
+            self.next_offset += last_offset_delta
 
     @property
     def is_control(self) -> bool:
@@ -552,23 +533,8 @@ class _PackedFetch:
         return done
 
 
-class _PlanRow(NamedTuple):
-    """A row of the plan, the table that tells the kernel how to decode each batch.
-
-    `decoding_kernel` has the fields in the same order.
-    """
-
-    start: int
-    stop: int
-    base_offset: int
-    base_timestamp: int
-    append_time: int
-    record_count: int
-    offsets: int
-
-
-def _plan_row(d: Any, batch: _FetchedBatch, start: int, stop: int) -> _PlanRow | None:
-    """Return the row of the kernel's plan for a fetched batch.
+def _plan_row(d: Any, batch: _FetchedBatch, start: int, stop: int) -> tuple[int, ...] | None:
+    """Return the row of the kernel's plan for a fetched batch, with the columns that `decoding_kernel` names.
 
     Returns None if the batch is too short for the number of records in its header.
     """
@@ -577,15 +543,7 @@ def _plan_row(d: Any, batch: _FetchedBatch, start: int, stop: int) -> _PlanRow |
         return None
     append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else d.NO_APPEND_TIME
     offsets = batch.next_offset - batch.base_offset
-    return _PlanRow(
-        start=start,
-        stop=stop,
-        base_offset=batch.base_offset,
-        base_timestamp=batch.first_timestamp,
-        append_time=append_time,
-        record_count=batch.count,
-        offsets=offsets,
-    )
+    return start, stop, batch.base_offset, batch.first_timestamp, append_time, batch.count, offsets
 
 
 def _decompress_fetched(

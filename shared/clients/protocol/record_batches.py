@@ -39,11 +39,6 @@ PRODUCER_STATE_AT = 43
 RECORDS_AT = 61
 """The end of the header."""
 
-# The default levels of Java's producer.
-GZIP_LEVEL = -1
-"""zlib's default."""
-LZ4_LEVEL = 9
-ZSTD_LEVEL = 3
 NO_PRODUCER = -1
 """The producer id, epoch and base sequence of a batch without a producer state."""
 
@@ -62,22 +57,15 @@ class Compression(NamedTuple):
     encode: Callable[[bytes], bytes] | None = None
 
 
-def compression_of(name: str, level: int | None = None) -> Compression:
-    """Return the compression with this Kafka name, such as `gzip`.
-
-    A `level` of None means the default of Java's producer. `snappy` and `none` ignore the level.
-    """
-    if name == "gzip":
-        encode = partial(gzip_encode, compresslevel=GZIP_LEVEL if level is None else level)
-        return Compression(DefaultRecordBatch.CODEC_GZIP, encode)
-    if name == "lz4":
-        return Compression(
-            DefaultRecordBatch.CODEC_LZ4, partial(lz4_encode, level=LZ4_LEVEL if level is None else level)
-        )
-    if name == "zstd":
-        encode = partial(zstd_encode, level=ZSTD_LEVEL if level is None else level)
-        return Compression(DefaultRecordBatch.CODEC_ZSTD, encode)
-    return {"snappy": Compression(DefaultRecordBatch.CODEC_SNAPPY, snappy_encode), "none": NO_COMPRESSION}[name]
+def compression_of(name: str, level: int | None) -> Compression:
+    """Return the compression with this Kafka name, such as `gzip`. `snappy` and `none` ignore the level."""
+    return {
+        "none": NO_COMPRESSION,
+        "gzip": Compression(DefaultRecordBatch.CODEC_GZIP, partial(gzip_encode, compresslevel=level)),
+        "snappy": Compression(DefaultRecordBatch.CODEC_SNAPPY, snappy_encode),
+        "lz4": Compression(DefaultRecordBatch.CODEC_LZ4, partial(lz4_encode, level=level)),
+        "zstd": Compression(DefaultRecordBatch.CODEC_ZSTD, partial(zstd_encode, level=level)),
+    }[name]
 
 
 NO_COMPRESSION = Compression(DefaultRecordBatch.CODEC_NONE)
