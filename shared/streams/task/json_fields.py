@@ -48,9 +48,7 @@ POINT = ord(".")
 DIGIT_0 = ord("0")
 DIGIT_9 = ord("9")
 COLON = ord(":")
-UPPER_E = ord("E")
 BACKSLASH = ord("\\")
-LOWER_E = ord("e")
 LOWER_F = ord("f")
 LOWER_T = ord("t")
 OPENING_BRACE = ord("{")
@@ -62,13 +60,14 @@ INT_DIGITS_MAX = 18
 """An int64 holds every integer of up to this many digits."""
 
 FLOAT_DIGITS_MAX = 15
-"""A float holds every integer of up to this many digits exactly."""
+"""A float holds every integer of up to this many digits exactly, and each power of ten up to this one.
+
+So the quotient of such an integer and power is rounded once.
+"""
 FLOAT_DIGITS_END = 10**FLOAT_DIGITS_MAX
 """The lowest integer with more digits."""
-FRACTION_DIGITS_MAX = 22
-"""Up to this exponent, a power of ten is an exact float. So an exact integer divided by it is rounded once."""
 
-_POWERS = np.array([10.0**i for i in range(FRACTION_DIGITS_MAX + 1)])
+_POWERS = np.array([10.0**i for i in range(FLOAT_DIGITS_MAX + 1)])
 
 
 @compiled
@@ -125,9 +124,6 @@ def _parse_json_number(data, at, stop):
             at += 1
         if after_point == 0:
             return digits, 0, is_negative, -1
-    # Numbers with an exponent are rare, and are left to msgspec.
-    if at < stop and (data[at] == LOWER_E or data[at] == UPPER_E):
-        return digits, 0, is_negative, -1
     return digits, after_point, is_negative, at
 
 
@@ -236,7 +232,8 @@ def _read_json_object(
         # A nested value, or no JSON.
         else:
             return False
-        # 5. Read the comma before the next member, or the closing brace.
+        # 5. Read the comma before the next member, or the closing brace. Numbers with an exponent are rare, and are
+        #    left to msgspec.
         at = _skip_json_space(data, at, stop)
         if at >= stop:
             return False

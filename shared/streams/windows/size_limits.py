@@ -83,25 +83,11 @@ def check_key(key: Any, store: str, key_bytes_max: int) -> None:
 
 def check_state_size(
     store: str, aggregations: Sequence[Aggregation[Any]], key: str | bytes, states: Sequence[Any], *, bytes_max: int
-) -> None:
-    """Raise RecordTooLarge if key and states exceed a changelog entry's limit, or the error of encoding a state."""
-    _encode_within_limit(store, aggregations, key, states, bytes_max)
-
-
-def check_row(
-    store: str, aggregations: Sequence[Aggregation[Any]], key: str | bytes, states: Sequence[Any], *, bytes_max: int
-) -> list[Any]:
-    """Return the states of a table's or a join's row as a restore gives them.
-
-    Raises what `check_state_size` raises, and DataError if a restore would change a state.
-    """
-    columns = _encode_within_limit(store, aggregations, key, states, bytes_max)
-    return [restored_state(*one) for one in zip(aggregations, states, columns, strict=True)]
-
-
-def _encode_within_limit(
-    store: str, aggregations: Sequence[Aggregation[Any]], key: str | bytes, states: Sequence[Any], bytes_max: int
 ) -> list[tuple[ColumnValue, ...]]:
+    """Return the columns of each state.
+
+    Raises RecordTooLarge if key and states exceed a changelog entry's limit, and the error of encoding a state.
+    """
     columns = [one.to_columns(state) for one, state in zip(aggregations, states, strict=True)]
     size = len(key if isinstance(key, bytes) else key.encode())
     size += sum(LENGTH_BYTES + len(c) if isinstance(c, bytes) else NUMBER_BYTES for own in columns for c in own)
@@ -111,6 +97,17 @@ def _encode_within_limit(
             f"{bytes_max} fit, which is max_request_size minus the bytes around them"
         )
     return columns
+
+
+def check_row(
+    store: str, aggregations: Sequence[Aggregation[Any]], key: str | bytes, states: Sequence[Any], *, bytes_max: int
+) -> list[Any]:
+    """Return the states of a table's or a join's row as a restore gives them.
+
+    Raises what `check_state_size` raises, and DataError if a restore would change a state.
+    """
+    columns = check_state_size(store, aggregations, key, states, bytes_max=bytes_max)
+    return [restored_state(*one) for one in zip(aggregations, states, columns, strict=True)]
 
 
 def require_missed_windows_fit(stores: Iterable[StoreSchema], state_bytes_max: int) -> None:

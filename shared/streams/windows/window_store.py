@@ -159,7 +159,7 @@ class WindowStore:
         codes: Int32Array,
         values: RecordNumbers,
         inputs: Sequence[Sequence[Any]],
-        check: Callable[[list[Any]], None],
+        check: Callable[[list[Any]], object],
         *,
         updates: bool = False,
     ) -> BatchOutcome:
