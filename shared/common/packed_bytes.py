@@ -49,6 +49,8 @@ class PackedBytes(Sequence[bytes | None]):
         """
         if isinstance(strings, PackedBytes):
             return strings
+        if not strings:
+            return _NO_STRINGS
         if lengths is None:
             lengths = lengths_of(strings)
         sizes = np.maximum(lengths, 0)
@@ -57,7 +59,7 @@ class PackedBytes(Sequence[bytes | None]):
             data = b"".join(strings)  # type: ignore[arg-type]  # nulls are rare, so the error finds them
         except TypeError:
             data = b"".join([string for string in strings if string is not None])
-        if len(data) != (ends[-1] if len(ends) else 0):
+        if len(data) != ends[-1]:
             raise TypeError("a memoryview whose items are not single bytes is not a byte string")
         return cls(np.frombuffer(data, np.uint8), ends - sizes, lengths)
 
@@ -175,6 +177,12 @@ def lengths_of(strings: Sequence[bytes | None]) -> NDArray[np.int64]:
 
 def read_only(array: NDArray[Any], of: type[T]) -> NDArray[T]:
     """The array in the form that kernels need: with elements of the type `of`, contiguous and read-only."""
+    flags = array.flags
+    if not flags.writeable and flags.c_contiguous and array.dtype.type is of and array.dtype.isnative:
+        return array
     view: NDArray[T] = np.ascontiguousarray(array, of).view()
     view.flags.writeable = False
     return view
+
+
+_NO_STRINGS = PackedBytes(np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64))
