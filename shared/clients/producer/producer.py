@@ -461,14 +461,19 @@ class Producer:
     async def begin_transaction(self) -> None:
         """Open a transaction.
 
-        If the last abort was cancelled or failed, repeats it first, and raises its errors. Raises IllegalState if the
-        producer is closed, a transaction is open, or `init_transactions` was not called. After a fatal error, raises
-        that error.
+        If the last abort was cancelled or failed, repeats it first, and raises its errors. If a request of the last
+        transaction had no response, requests the next epoch. Raises KafkaTimeout if that takes `max_block_ms`. Raises
+        IllegalState if the producer is closed, a transaction is open, or `init_transactions` was not called. After a
+        fatal error, raises that error.
         """
         self._check_usable()
         txn = self._require_transaction()
         if txn.abort_failed:
             await self.abort_transaction()
+        if txn.state is TxnState.READY:
+            # After a commit. An abort has renewed the epoch already.
+            with self._note_transaction_errors(txn):
+                await self._renew_epoch(txn)
         txn.begin()
 
     async def commit_transaction(self) -> None:
@@ -549,11 +554,19 @@ class Producer:
                     # (KIP-360). 3. It has no transaction, since the first request of this one was rejected or did not
                     # arrive: it grants the next epoch. 4. A newer producer has the id: it answers PRODUCER_FENCED.
                     txn.epoch_is_spent = True
-            # 3. Request the next epoch if this one is spent. A lost batch may still be in flight with sequence numbers
-            #    that are used again. The new epoch makes the broker reject it (KIP-360).
-            if txn.epoch_is_spent:
-                await self._sender.transaction_requests.init_producer_id(bump=True)
-                txn.epoch_is_spent = False
+            # 3. A lost batch may still be in flight with sequence numbers that are used again.
+            await self._renew_epoch(txn)
+
+    async def _renew_epoch(self, txn: Transaction) -> None:
+        """Request the next epoch if this one is spent, or if one of its requests may still arrive.
+
+        Brokers reject what arrives later with the old epoch: a lost batch (KIP-360), or a request that would end or
+        begin a transaction (KIP-890).
+        """
+        requests = self._sender.transaction_requests
+        if txn.epoch_is_spent or requests.may_arrive_late:
+            await requests.init_producer_id(bump=True)
+            txn.epoch_is_spent = False
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:

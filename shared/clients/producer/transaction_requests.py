@@ -8,6 +8,7 @@ it is marked as `abortable`.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -17,7 +18,13 @@ from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.producer.transaction_manager import NO_IDENTITY, SequenceLedger, fenced_by
 from penstock.shared.clients.protocol import requests
 from penstock.shared.clients.protocol.errors import CODE_OF, codes_of, error_for_code
-from penstock.shared.common.errors import AuthorizationFailed, CoordinatorNotAvailable, ProducerFenced
+from penstock.shared.common.errors import (
+    AuthorizationFailed,
+    BrokerNotAvailable,
+    CoordinatorNotAvailable,
+    KafkaTimeout,
+    ProducerFenced,
+)
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 
@@ -42,6 +49,9 @@ class TransactionRequests:
         self._connection = connection
         self._settings = settings
         self._ledger = ledger
+        self.may_arrive_late = False
+        """Whether a request of the current epoch had no response. The coordinator may still carry it out, even after
+        the transaction has ended (KIP-890)."""
 
     @property
     def _transactional_id(self) -> str:
@@ -73,6 +83,7 @@ class TransactionRequests:
             if transactional_id is not None:
                 ledger.forget()
             ledger.adopt(response.producer_id, response.producer_epoch)
+            self.may_arrive_late = False
             log.info(
                 "producer id",
                 client_id=self._connection.client_id,
@@ -205,4 +216,11 @@ class TransactionRequests:
             raise error
 
     async def _retry_request(self, call: Callable[[], Awaitable[None]], where: str, *, soon: bool = False) -> None:
-        await self._connection.retrying(call, where, self._settings.max_block_ms, soon=soon)
+        async def attempt() -> None:
+            try:
+                await call()
+            except (KafkaTimeout, BrokerNotAvailable, asyncio.CancelledError):
+                self.may_arrive_late = True
+                raise
+
+        await self._connection.retrying(attempt, where, self._settings.max_block_ms, soon=soon)

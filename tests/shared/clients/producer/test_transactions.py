@@ -308,6 +308,22 @@ async def test_offsets_are_checked_before_a_request() -> None:
         assert cluster.committed("g")[TP] == OffsetAndMetadata(3)
 
 
+@pytest.mark.parametrize("is_handled", [False, True])
+@pytest.mark.parametrize("api", [Api.ADD_PARTITIONS_TO_TXN, Api.ADD_OFFSETS_TO_TXN, Api.TXN_OFFSET_COMMIT, Api.END_TXN])
+async def test_a_request_that_arrives_late_cannot_touch_the_next_transaction(api: Api, is_handled: bool) -> None:
+    """After a request without a response, the next transaction has the next epoch. Brokers then reject the request."""
+    epochs: list[int] = []
+    async with producing(transactional_id="x") as (cluster, producer):
+        await producer.init_transactions()
+        cluster.control(Api.END_TXN, lambda request: epochs.append(request.body.producer_epoch))
+        cluster.control(api, Close(handled=is_handled), times=1)
+        for _ in range(3):
+            await transact(producer, offsets=True)
+        assert values(cluster) == [b"v"] * 3
+    first, *_, second, third = epochs
+    assert (second, third) == (first + 1, first + 1)
+
+
 async def test_an_abort_of_a_transaction_whose_begin_had_no_response() -> None:
     """The coordinator began the transaction, but its response was lost. The abort ends the transaction there."""
     async with producing(transactional_id="x") as (cluster, producer):
