@@ -222,8 +222,8 @@ class CounterRate:
     def add(self, monotonic_ms: int, values: Mapping[str, float]) -> float | None:
         """Add the counter's value of each source when an overview is built. Returns the rate for the overview.
 
-        A source that was not in the sample before only gives the value that its next increase is measured from. The
-        rate is None without a source, and in the first sample that has one.
+        A source that the sample before lacked adds nothing: its next increase is measured from this value. The rate is
+        None without a source, and in the first sample that has one.
         """
         for source, value in values.items():
             if (last := self._last.get(source)) is not None:
@@ -378,7 +378,7 @@ class OverviewBuilder:
         streams = _state_by_application(services)
         tasks_by_application = {application: _task_rows(state) for application, state in streams.items()}
         tasks = [task for rows in tasks_by_application.values() for task in rows]
-        # Tasks report late records to the application's instances; without that, the services' metrics have them.
+        # If no task reports its late records, the services' metrics count.
         late = _values_of_tasks(tasks_by_application, "late_records") or _values_of_metric(services, LATE)
         dead_letters = _sum_of_dead_letter_metrics(services)
         if dead_letters is None:
@@ -416,9 +416,9 @@ class OverviewBuilder:
 def _state_by_application(services: Sequence[ServiceSample]) -> dict[str, Mapping[str, Any]]:
     """Return the merged state of each application, by its id.
 
-    An instance reports its own tasks and those of the other instances that it knows and can reach, or only its own. So
-    a task counts if any instance reports it. The compactions are those of the first report with a task of partition 0,
-    whose owner runs them, or else those of the first report.
+    A task counts if any instance reports it: an instance may report the tasks of other instances, too. The compactions
+    are those of the first report with a task of partition 0, whose owner runs them. Without such a report they are
+    those of the first report.
     """
     reports: dict[str, list[Mapping[str, Any]]] = {}
     for sample in services:

@@ -103,7 +103,7 @@ KINDS: Mapping[type[errors.PenstockError], ErrorKind] = {
 
 
 def kind_of(error: BaseException) -> ErrorKind:
-    """Return how an error is answered as a problem, by its class or the nearest base in the table; else UNEXPECTED."""
+    """Return how an error is answered: the kind of its class, or of the nearest base in the table; else UNEXPECTED."""
     for base in type(error).__mro__:
         kind = KINDS.get(base)
         if kind is not None:

@@ -27,7 +27,8 @@ log = get_logger(__name__)
 
 BACKLOG = 2_048
 CONCURRENT_REQUESTS_MAX = 2_000
-"""From this many connections or requests on uvicorn answers 503. Each request may buffer `max_body_bytes`."""
+"""With this many connections or requests, uvicorn answers every new request with 503. Each request may buffer
+`max_body_bytes`."""
 
 GRACE_MS = 10_000
 

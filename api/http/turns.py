@@ -30,7 +30,7 @@ from typing import Any, Self
 
 BULK_BYTES = 65_536
 BULK_EVENTS = 1_000
-"""The largest body and the most events of a small request."""
+"""The longest body (bytes) and the most events of a small request."""
 REQUEUE_BYTES = 16 * 1_048_576
 """The bytes of its body after which a request moves to the end of the queue."""
 TURN_TIMEOUT_MS = 1_000

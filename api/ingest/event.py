@@ -142,8 +142,8 @@ class RecordError(NamedTuple):
 class TopicReader(NamedTuple):
     """Two functions for one topic.
 
-    `event` returns the key and the time of an event's JSON value. `time` converts a time that stands in an HTTP header
-    or in an attribute of a CloudEvent.
+    `event` returns the key and the time of an event's JSON value. `time` converts a time from elsewhere: a header, an
+    attribute of a CloudEvent, or the `timestamp` of a record of REST Proxy v3.
     """
 
     event: ReadEvent

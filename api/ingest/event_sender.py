@@ -46,7 +46,7 @@ class IngestProducer(Protocol):
 
 
 class BatchInFlight(NamedTuple):
-    """A batch in flight: its events' positions, its pending outcomes, and its deadline by the loop's clock."""
+    """A batch in flight: the positions of its events, their outcomes, and its deadline by the loop's clock."""
 
     positions: list[int]
     outcomes: asyncio.Future[Sequence[Outcome]]
@@ -105,8 +105,9 @@ class EventSender:
     async def send_unacknowledged(self, parsed: Parsed, turn: Turn) -> int:
         """Send the records without waiting for acknowledgements, and return the number of accepted ones.
 
-        It is 0 if `send_many` fails: its error is then the outcome of every record. Raises BufferExhausted if the
-        producer has no room. Then none of these records is sent, and none of the batch's errors is added.
+        If `send_many` fails, the number is 0, and its error is the outcome of every record.
+
+        Raises BufferExhausted if the producer has no room. Then no record of the batch is sent, and no error is added.
         """
         if parsed.records and not self._producer.has_room():
             raise BufferExhausted("too many records wait for Kafka")

@@ -51,7 +51,7 @@ class EventError(TypedDict, total=False):
     index: Position
     column: Position
     error_code: Required[ErrorCode]
-    message: Required[Annotated[str, Field(examples=["unexpected end of data"])]]
+    message: Required[Annotated[str, Field(examples=["not JSON: the value ends too early"])]]
     outcome: Required[FailedOutcome]
 
 

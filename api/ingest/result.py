@@ -44,7 +44,7 @@ AFFECTS_ALL = frozenset({FORBIDDEN, NOT_FOUND, TOO_MANY_REQUESTS})
 
 
 def log_unexpected_outcome(error: BaseException) -> None:
-    """Log a record's error that is not a PenstockError: the response does not have its text."""
+    """Log a record's error that is not a PenstockError, because the response does not contain its text."""
     log.error("sending a record failed", error=type(error).__name__, exc_info=error)
 
 

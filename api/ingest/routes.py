@@ -123,7 +123,10 @@ class Ingest:
         kafka: Callable[[], CheckResult] | None = None,
         transactor: Transactor | None = None,
     ) -> None:
-        """Without `transactor` atomic requests are rejected. Raises ConfigError if a JSON Schema cannot be used."""
+        """Without `transactor`, `?atomic=true` and Idempotency-Keys are rejected.
+
+        Raises ConfigError if a JSON Schema cannot be used.
+        """
         self._producer = producer
         self._settings = settings
         self._clock = clock
@@ -317,7 +320,7 @@ class Ingest:
         return idempotency_key(name, options.topic, body, headers, atomic=options.atomic, principal=options.principal)
 
     async def _read_all(self, events: RequestEvents, sender: EventSender, body: BodyReader) -> Parsed:
-        """Parse every event, up to the first error beyond the limit. Raises Problem (413) for too many events."""
+        """Parse the events up to the first error beyond `max_errors`. Raises Problem (413) for too many events."""
         parsed = Parsed()
         keep_reading = True
         while keep_reading and await events.wait():

@@ -52,7 +52,7 @@ class RestProducer:
         self._producer = producer
         self.settings = settings
         self._readers: dict[tuple[str, frozenset[str]], ReadEvent] = {}
-        """By topic ("" if it has no settings) and the set of "key" and "time" that the record has itself."""
+        """Readers by topic ("" for a topic without settings) and by what records have of their own: "key", "time"."""
 
     async def read_body(self, body: BodyReader) -> bytes:
         """Return the complete body, up to `max_body_bytes`. Raises what `penstock.api.http.body.read_body` raises."""
@@ -93,7 +93,7 @@ class RestProducer:
         return ProducerRecord(record.topic, record.value, key, record.headers, record.partition, timestamp)
 
     def _event_reader(self, topic: str, present: frozenset[str]) -> ReadEvent:
-        """Return the reader of values for records that have what `present` names: key, time, both or neither."""
+        """Return the reader of values for records with a key or a time of their own. `present` names them."""
         if not present:
             return self.ingest.reader(topic).event
         name = topic if topic in self.settings.topics else ""

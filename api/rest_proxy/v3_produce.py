@@ -134,7 +134,7 @@ class BatchResponse(TypedDict):
 
 
 class SentObjects(NamedTuple):
-    """The objects of one call of `DeliveryReports.send`: what they were decoded to, and their records."""
+    """The result of `DeliveryReports.send`: each object's record or decoding error, and the records that were sent."""
 
     decoded: list[Decoded | EventRejected]
     records: SentRecords
@@ -266,7 +266,7 @@ def reports_as_lines(rows: list[dict[str, Any]]) -> bytes:
 
 
 async def _error_reports(row: dict[str, Any], count: int) -> bytes:
-    """Return the delivery report of an error, `count` times. A coroutine, since the queue holds tasks."""
+    """Return the report of an error, `count` times. It is a coroutine because the queue holds tasks."""
     return reports_as_lines([row] * count)
 
 

@@ -27,19 +27,17 @@ ConfigSource = Annotated[str, Field(examples=["DYNAMIC_TOPIC_CONFIG"])]
 
 
 class Metadata(TypedDict):
+    """The metadata of a resource."""
+
     self: Address
     resource_name: Annotated[str, Field(examples=["crn:///kafka=lkc-1"])]
 
 
-"""The metadata of a resource."""
-
-
 class ListMetadata(TypedDict):
+    """The metadata of a list."""
+
     self: Address
     next: None
-
-
-"""The metadata of a list."""
 
 
 class Link(TypedDict):

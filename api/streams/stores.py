@@ -1,8 +1,8 @@
 """`GET /v1/streams/stores/{store}`: the current rows of a store. `…/{store}/windows`: its open and closed windows.
 
 The service that runs the tasks passes a `StoresView`. If there may be several instances, it also passes an
-`InstancesStoresView`. If a partition is missing from the rows of all instances, the status is 503. With `?partial=true`
-the response has the available rows and lists the missing partitions.
+`InstancesStoresView`. The status is 503 if the rows of a partition cannot be read from any instance. With
+`?partial=true` the response has the available rows and lists the missing partitions.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class CompactionState(TypedDict, total=False):
 
 
 class StreamsState(TypedDict):
-    """The state of an application, or of one of its instances. That of one instance lacks `instances` and `missing`."""
+    """The state of an application, or of one of its instances. Only an application's has `instances` and `missing`."""
 
     application_id: of.Application
     instance: of.Instance
@@ -183,7 +183,7 @@ class TasksResponse(TypedDict):
 
 
 class StoreRow(TypedDict):
-    """The numbers of a store's live rows, in each partition and in total."""
+    """The number of a store's live rows, by partition and in total."""
 
     store: of.Store
     rows: Annotated[dict[str, int], Field(examples=[{"0": 3}])]

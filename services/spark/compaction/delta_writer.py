@@ -31,7 +31,7 @@ from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
 # A file has at most this many rows. Those of `closed` and `late` are sorted by time, so that readers can skip files.
 FILE_ROWS = 1_000_000
 ROW_GROUP_ROWS = 100_000
-# About this much is sorted at a time, because Arrow cannot sort a column of more than 2 GiB.
+# About this many bytes in memory are sorted at a time: Arrow cannot sort a column of more than 2 GiB.
 SORT_BYTES = 1024 * 1024 * 1024
 COMPRESSION = "zstd"
 TIMES = {CLOSED: "window_start", LATE: "event_time"}

@@ -17,7 +17,7 @@ from penstock.shared.streams.windows.window_columns import newest_of_each_window
 
 # A partition with more rows is rewritten in several passes, to bound the memory.
 PASS_ROWS = 5_000_000
-# A partition with more bytes of compressed files is rewritten in several passes, too.
+# So is a partition whose compressed files have more bytes.
 PASS_BYTES = 128 * 1024 * 1024
 # Multiplication by this odd number spreads the windows evenly over the passes.
 SPREAD = -7046029254386353131

@@ -41,7 +41,7 @@ VACUUM_ENDED = "VACUUM END"
 OPTIMIZE = "OPTIMIZE"
 """Marks an OPTIMIZE in a table's history: the kind of our commit, or the operation of another engine."""
 FILE_BYTES = 128 * 1024 * 1024
-"""The most bytes of files that OPTIMIZE merges into one, because the driver holds a merged file's rows in memory."""
+"""The most bytes, as compressed in the files, that OPTIMIZE merges into one. The driver holds their rows in memory."""
 TOMBSTONE_RETENTION_HOURS = 7 * 24
 """Delta's default `delta.deletedFileRetentionDuration`: how long checkpoints keep the entries of removed files."""
 COMMITS_PER_APPEND = 4
@@ -151,10 +151,8 @@ class TableMaintenance:
     def _delete_expired_windows(self, state: str, others: Mapping[str, str]) -> None:
         """Delete closed windows that end before the limit in `state`, and late records before an earlier limit.
 
-        Both limits are rounded down to whole days (UTC).
-
-        The limit for late records is earlier by the retention period, or by the window size if that is longer. A window
-        that began before the limit may end after it.
+        The limit for late records is that in `state`, less the retention period, or less the window size if that is
+        longer: a window that began before the limit may end after it. Both limits are rounded down to midnight UTC.
         """
         days = self.settings.closed_retention_days
         table = self._open_table(state)
