@@ -180,7 +180,9 @@ class GuardedSettings(ServiceSettings):
     @model_validator(mode="after")
     def _check_auth(self) -> Self:
         try:
-            secrets = [*([self.auth_token] if self.auth_token else []), *(c.secret for c in self.credentials.values())]
+            # An empty token is one, too, and rejected as too short: a header with `Bearer` alone would match it.
+            tokens = [] if self.auth_token is None else [self.auth_token]
+            secrets = [*tokens, *(credential.secret for credential in self.credentials.values())]
             check_secrets(self.http.host, secrets, insecure_no_auth=self.insecure_no_auth)
         except ConfigError as e:
             raise ValueError(str(e)) from None
@@ -213,12 +215,17 @@ class GuardedSettings(ServiceSettings):
 def check_secrets(host: str, secrets: Sequence[SecretStr], *, insecure_no_auth: bool) -> None:
     """Check the secrets in the settings of an HTTP interface that listens at `host`.
 
-    Raises ConfigError if a secret is too short or not unique. Without `insecure_no_auth`, raises it also if other
-    machines could reach the interface without credentials.
+    Raises ConfigError if a secret is too short, is not unique, or cannot be sent as a bearer token. Without
+    `insecure_no_auth`, raises it also if other machines could reach the interface without credentials.
     """
     values = [secret.get_secret_value() for secret in secrets]
     if any(len(value) < TOKEN_LENGTH_MIN for value in values):
         raise ConfigError(f"auth_token, credentials: a secret must have at least {TOKEN_LENGTH_MIN} characters")
+    # Clients and proxies remove blanks around a header's value, and bytes beyond ASCII have no agreed encoding in it.
+    if not all(value.isascii() and value.isprintable() and value == value.strip() for value in values):
+        raise ConfigError(
+            "auth_token, credentials: a secret must be printable ASCII without a blank or a line end around it"
+        )
     if len(set(values)) < len(values):
         raise ConfigError("auth_token, credentials: two of them have the same secret")
     if not values and not is_loopback(host) and not insecure_no_auth:

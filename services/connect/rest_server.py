@@ -53,8 +53,8 @@ def guarded_rest_app(app: StartingApp, config: WorkerConfig, http: HttpSettings)
     Connect.
 
     At a loopback address, open REST accepts only loopback names as Host header, unless `rest.advertised.host.name` is
-    set. Raises ConfigError for an invalid user, and for a secret that is too short, is used twice, or has a variable
-    without a value.
+    set. Raises ConfigError for an invalid user, for a secret that `check_secrets` rejects, and for one that has a
+    variable without a value.
     """
     for name in ("rest.auth.token", "rest.auth.users"):
         # Its text, which anyone can guess, would be the secret.

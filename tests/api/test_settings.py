@@ -49,6 +49,20 @@ def test_a_short_token_is_an_error_that_hides_it() -> None:
     assert "hunter2" not in str(e.value)
 
 
+@pytest.mark.parametrize("secret", ["0123456789abcdef\n", " 0123456789abcdef", "0123456789abcdeé"])
+def test_a_secret_that_no_header_can_have_is_an_error(secret: str) -> None:
+    """A secret with a line end, a blank at an end, or a character beyond ASCII is a ConfigError that hides it."""
+    with pytest.raises(ConfigError, match="printable ASCII") as e:
+        check_secrets("127.0.0.1", [SecretStr(secret)], insecure_no_auth=False)
+    assert "0123456789" not in str(e.value)
+
+
+def test_an_empty_token_is_an_error() -> None:
+    """An empty `auth_token`, as of an unset variable, is a ConfigError: it would be the secret of a client."""
+    with pytest.raises(ConfigError, match="auth_token"):
+        GuardedSettings.load([], environ={"PENSTOCK_AUTH_TOKEN": "", "PENSTOCK_INSECURE_NO_AUTH": "true"})
+
+
 def test_tokens_have_the_scopes_of_their_credentials() -> None:
     """`auth_token` permits everything, and an admin's secret may also read."""
     assert GuardedSettings().tokens_by_scope() == {}
