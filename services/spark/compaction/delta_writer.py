@@ -111,7 +111,7 @@ def write_files(
             yield files.write(rows.slice(at, FILE_ROWS).to_batches(), partition)
 
 
-def sortable_chunks(batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+def sortable_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
     """Yield lists of batches to write that are sorted together, of about SORT_BYTES each.
 
     Arrow cannot sort a column of more than 2 GiB.

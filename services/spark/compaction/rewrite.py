@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from penstock.services.spark.compaction.delta_writer import FILE_ROWS, DataFile, DeltaFiles
+from penstock.services.spark.compaction.delta_writer import FILE_ROWS, DataFile, DeltaFiles, sortable_chunks
 from penstock.services.spark.table_columns import INDEXED, PROGRESS, STATE
 from penstock.shared.common.row_positions import key_hash
 from penstock.shared.streams.windows.window_columns import newest_of_each_window
@@ -55,8 +56,11 @@ def _write_rewritten_files(files: DeltaFiles, one: RewriteInput) -> Iterator[Dat
         live = rows_to_keep(pa.concat_tables(parts, promote_options="permissive"))
         total += len(live)
         live = live.append_column("partition", pa.repeat(one.partition, len(live)).cast(pa.int32()))
-        for at in range(0, len(live), FILE_ROWS):
-            yield files.write(live.slice(at, FILE_ROWS).to_batches(), one.partition)
+        for part in sortable_chunks(live.to_batches()):
+            # A restore reads the rows by ranges of offsets, and skips files and row groups without such rows.
+            ordered = pa.Table.from_batches(part).sort_by("changelog_offset")
+            for at in range(0, len(ordered), FILE_ROWS):
+                yield files.write(ordered.slice(at, FILE_ROWS).to_batches(), one.partition)
     # The counters start again: the next rewrite is due relative to the rows that are left now.
     newest = one.progress[0] | {"rewritten_rows": total, "added_rows": 0, "added_files": 0}
     progress = pa.RecordBatch.from_pylist([newest, *one.progress[1:]], PROGRESS)
@@ -81,13 +85,21 @@ def rows_to_keep(rows: pa.Table) -> pa.Table:
     """Return the rows that a rewrite of `state` keeps: the newest row of each window, if that row is live."""
     if not len(rows):
         return rows
+    keys = _codes(rows.column("key").cast(pa.large_binary()))
+    stores = _codes(rows.column("store"))
     # `newest_of_each_window` takes the last row of a window, so the newest must come last.
-    rows = rows.sort_by("changelog_offset").combine_chunks()
-    keys, stores = (
-        rows.column(name).combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        for name in ("key", "store")
-    )
-    newest = newest_of_each_window(keys * (int(stores.max()) + 1) + stores, rows.column("start_ms").to_numpy())
-    found = rows.take(pa.array(newest))
+    order = np.argsort(rows.column("changelog_offset").to_numpy(), kind="stable")
+    windows = keys * (int(stores.max()) + 1) + stores
+    newest = order[newest_of_each_window(windows[order], rows.column("start_ms").to_numpy()[order])]
+    is_kept = np.zeros(len(rows), np.bool_)
+    is_kept[newest] = True
     # A tombstone is needed only as long as older rows of its window exist. All of them are in this rewrite.
-    return found.filter(found.column("live"))
+    is_kept &= rows.column("live").to_numpy()
+    # Arrow cannot take rows from a column of more than 2 GiB, but can filter it.
+    return rows.filter(pa.array(is_kept))
+
+
+def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return a small number for each value of a column of `state`. Equal values have equal numbers."""
+    # The chunks of an encoded column share one dictionary.
+    return np.concatenate([chunk.indices.to_numpy() for chunk in column.dictionary_encode().chunks]).astype(np.int64)

@@ -41,7 +41,7 @@ VACUUM_ENDED = "VACUUM END"
 OPTIMIZE = "OPTIMIZE"
 """Marks an OPTIMIZE in a table's history: the kind of our commit, or the operation of another engine."""
 FILE_BYTES = 128 * 1024 * 1024
-"""The most bytes, as compressed in the files, that OPTIMIZE merges into one. The driver holds their rows in memory."""
+"""The most bytes, as compressed in the files, that OPTIMIZE merges into one."""
 TOMBSTONE_RETENTION_HOURS = 7 * 24
 """Delta's default `delta.deletedFileRetentionDuration`: how long checkpoints keep the entries of removed files."""
 COMMITS_PER_APPEND = 4
@@ -75,12 +75,14 @@ class TableMaintenance:
         return f"TableMaintenance({self.failed.lines()})"
 
     def attempt(self, name: str, step: Callable[[], T], otherwise: T) -> T:
-        """Return the result of a step, or `otherwise` if it raises an error of Penstock, of Spark or of a connection.
+        """Return the result of a step, or `otherwise` if it raises an error of Penstock, Spark, Arrow or a connection.
 
         The error is added to `failed`, unless it is a CompactionConflict.
         """
         try:
             return step()
+        except pa.ArrowException as e:
+            error: PenstockError = LakeUnavailable(f"{type(e).__name__}: {one_line(e)}")
         except (PenstockError, Py4JError, PySparkException, ConnectionError) as e:
             error = e if isinstance(e, PenstockError) else translated(e)
         # Not a failure: no step is urgent, and the other job's compaction may do it.
@@ -220,7 +222,9 @@ def optimize(table: DeltaTable, kind: str, options: Mapping[str, str]) -> int:
     """Merge the small files of a `closed` or `late` table. Returns how many files were merged into others.
 
     Files that are neighbours in time are merged, and the rows of each new file are sorted by time. So readers can still
-    skip files and row groups by time. Raises CompactionConflict or LakeUnavailable.
+    skip files and row groups by time. Rows of more than SORT_BYTES in memory become several files.
+
+    Raises CompactionConflict or LakeUnavailable.
     """
     time_column = TIMES[kind]
     schema = pa.schema(table.schema().to_arrow())
@@ -229,9 +233,12 @@ def optimize(table: DeltaTable, kind: str, options: Mapping[str, str]) -> int:
     added = list[DataFile]()
     removed = list[RemoveAction]()
     for group in _group_small_files(pa.table(table.get_add_actions(flatten=True)).to_pylist(), f"min.{time_column}"):
-        rows = pa.concat_tables([_cast_to_schema(files.read(file["path"]), schema) for file in group])
-        rows = rows.sort_by([(time_column, "ascending"), ("changelog_offset", "ascending")])
-        added.append(files.write(rows.to_batches()))
+        # The files are read one by one, so that the driver holds about SORT_BYTES, however well the files compress.
+        batches = (batch for file in group for batch in _cast_to_schema(files.read(file["path"]), schema).to_batches())
+        for part in delta_writer.sortable_chunks(batches):
+            rows = pa.Table.from_batches(part)
+            rows = rows.sort_by([(time_column, "ascending"), ("changelog_offset", "ascending")])
+            added.append(files.write(rows.to_batches()))
         removed += [RemoveAction(file["path"], False, now_ms, file["size_bytes"], {}) for file in group]
     # The commit repeats the positions, so that it does not hide those of the compaction before.
     if added:

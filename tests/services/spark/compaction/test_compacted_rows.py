@@ -629,6 +629,14 @@ def test_a_tombstone_takes_its_window_with_it() -> None:
     assert kept_offsets([]) == set()
 
 
+def test_a_rewrite_copies_no_rows_into_one_array() -> None:
+    """The rows stay in the arrays of their files, since an array has at most 2 GiB of keys or states."""
+    tables = [pa.Table.from_pylist([window("s", "a", 0, n), window("s", "b", n, n)], STATE_SCHEMA) for n in (2, 1)]
+    kept = rows_to_keep(pa.concat_tables(tables))
+    assert kept.column("changelog_offset").to_pylist() == [2, 2, 1]
+    assert [len(chunk) for chunk in kept.column("key").chunks] == [2, 1]
+
+
 @pytest.mark.parametrize("pass_rows", [100, 2])
 def test_a_rewritten_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pass_rows: int) -> None:
     """It has its live windows and a progress row.

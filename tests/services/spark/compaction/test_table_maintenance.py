@@ -113,6 +113,17 @@ def test_the_after_hook_is_not_called_before_the_first_commit() -> None:
     assert failed.startswith("after=no_such_module:hook: ConfigError")
 
 
+def test_an_error_of_arrow_does_not_end_the_job() -> None:
+    """Arrow has limits of its own, such as 2 GiB of text in an array."""
+
+    def overflow() -> int:
+        raise pa.ArrowInvalid("offset overflow")
+
+    maintenance = TableMaintenance(CompactSettings(application="a", lake="lake"), str)
+    assert maintenance.attempt("OPTIMIZE of x", overflow, 0) == 0
+    assert maintenance.failed.lines() == ("OPTIMIZE of x: LakeUnavailable: ArrowInvalid: offset overflow",)
+
+
 def test_an_optimize_that_was_lost_is_no_failure() -> None:
     """The compaction stays committed, and the next one optimizes."""
     job = Job(lambda text: None, None)
@@ -220,6 +231,16 @@ def test_optimize_merges_neighbours_in_time(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(table_maintenance, "FILE_BYTES", 2 * size)
     assert optimize(DeltaTable(uri), "closed", {}) == 4
     assert sorted(hours_of(uri).values()) == [[1, 3], [100, 102]]
+
+
+def test_optimize_sorts_no_more_than_arrow_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of more than SORT_BYTES in memory are written to several files, each in order."""
+    monkeypatch.setattr(delta_writer, "SORT_BYTES", 1)
+    uri = str(tmp_path / "closed")
+    append(uri, 9, 5)
+    append(uri, 7, 1)
+    assert optimize(DeltaTable(uri), "closed", {}) == 2
+    assert sorted(hours_of(uri).values()) == [[1, 7], [5, 9]]
 
 
 def test_optimize_fills_columns_that_older_files_lack(tmp_path: Path) -> None:
