@@ -6,8 +6,9 @@ result. The rules:
 1. One job runs at a time. A request during a job is dropped; the punctuator requests again at its next time. If a job
    has left records, the next job starts at once.
 2. A failed job is retried after a backoff, which a request ends early. A failure does not stop the aggregator.
-3. If a job is stopped by its timeout after it began to read, the next job reads at most half as many records. So a
-   backlog of any size is compacted in the end. Each success doubles the number again, up to the setting.
+3. If a job began to read and committed nothing, for example because of its timeout or of too little memory, the next
+   job reads at most half as many records. So a backlog of any size is compacted in the end. Each commit doubles the
+   number again, up to the setting.
 4. If partition 0 moves to another instance, a running job is stopped. The next owner starts its own.
 
 Metrics, `/health` and a line in the log at start-up report that compaction is off. Metrics and `/health` also report
@@ -286,9 +287,6 @@ class CompactionSupervisor:
                 await self._stop_job()
         except TimeoutError:
             await self._stop_job()
-            # Fewer records do not help if Spark did not start in time.
-            if self._has_read:
-                self._changelog_records_max = max(1, self._changelog_records_max // 2)
             err = f"stopped after {self._settings.compaction.timeout_ms} ms".encode()
         except ConfigError as e:
             err = str(e).encode()
@@ -339,6 +337,9 @@ class CompactionSupervisor:
             self._end_job(state, "stopped", "partition 0 went to another instance")
             log.info("compaction stopped: partition 0 went to another instance")
         else:
+            # Fewer records do not help if Spark did not start, or if a step after the commit failed.
+            if self._has_read and not result:
+                self._changelog_records_max = max(1, self._changelog_records_max // 2)
             self._end_job(state, "failed", lines[-1] if lines else describe_exit_status(status or 0))
             log.error("compaction failed", status=status, output="\n".join(lines), result=result)
 

@@ -65,6 +65,8 @@ from penstock.shared.streams.windows.window_columns import newest_of_each_window
 # Beyond this many new changelog records, an idle partition gets a progress row. A restore would read the records
 # without effect.
 IDLE_RECORDS_MAX = 1_000
+RANGE_BYTES_MAX = 256 * 1024 * 1024
+"""The most bytes of changelog entries that a task holds in memory. Beyond it, a range ends after its last commit."""
 POLL_MS = 500
 POLL_RECORDS = 50_000
 CONVERSION_ERRORS = (CorruptRecord, pa.ArrowInvalid)
@@ -72,7 +74,7 @@ CONVERSION_ERRORS = (CorruptRecord, pa.ArrowInvalid)
 
 
 class ChangelogRange(NamedTuple):
-    """The range of one partition to read: from `first` up to `end` (exclusive).
+    """The range of one partition to read: from `first` up to `end` (exclusive), or less if its entries are large.
 
     If no commit ends before `end`, the range is extended until a commit ends in it, at most to `latest`.
     """
@@ -206,6 +208,7 @@ class PartitionCompaction:
         progress = None if of.start is None else decode_progress(of.start["progress"].encode())
         self.reader = ChangelogReader(self._append_confirmed_entries, epoch=epoch, progress=progress)
         self.parts: list[ConfirmedChanges] = []
+        self._bytes = 0
         self.commit: ConfirmedCommit | None = None
         self.covered_offset = of.first
         self.deleted = 0
@@ -213,6 +216,11 @@ class PartitionCompaction:
         self.appended = {} if of.start is None else json.loads(of.start["appended"])
         self.read_to = of.first
         self.stores: tuple[StoreSchema, ...] | None = None if progress is None else progress.stores
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the range is to end here: a commit has ended, and its entries take more than RANGE_BYTES_MAX."""
+        return self.commit is not None and self._bytes > RANGE_BYTES_MAX
 
     def feed(self, offsets: Int64Array, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
         """Take the next records of the range.
@@ -232,6 +240,7 @@ class PartitionCompaction:
     def _append_confirmed_entries(self, confirmed: ConfirmedChanges) -> None:
         if len(confirmed):
             self.parts.append(confirmed)
+            self._bytes += confirmed.keys.data.nbytes + confirmed.states.data.nbytes
         if confirmed.commits:
             self.commit = confirmed.commits[-1]
             # The table covers whole commits only. Records after the last commit's end may belong to a commit whose
@@ -440,7 +449,8 @@ class PartitionCompaction:
 async def read_range(consumer: Consumer, options: CompactionTaskOptions, of: ChangelogRange) -> PartitionCompaction:
     """Read a range from `first` to `end`, or further if transaction markers or aborted records take offsets in it.
 
-    While no commit has ended, reading continues in steps of the range's length until it reaches `latest`.
+    While no commit has ended, reading continues in steps of the range's length until it reaches `latest`. Reading stops
+    before `end` if the entries are too large (see RANGE_BYTES_MAX).
     Raises KafkaTimeout if the position does not change for `idle_ms_max`, OffsetOutOfRange if records of the range
     were deleted before they were read, and the errors of `PartitionCompaction.feed`.
     """
@@ -453,7 +463,7 @@ async def read_range(consumer: Consumer, options: CompactionTaskOptions, of: Cha
     moved = loop.time()
     # A range without a complete commit covers nothing, so the next compaction would read it again. Then continue
     # until a commit ends.
-    while position < of.end or (position < of.latest and compaction.commit is None):
+    while not compaction.is_full and (position < of.end or (position < of.latest and compaction.commit is None)):
         end = of.end if position < of.end else min(of.latest, position + of.end - of.first)
         for columns in (await consumer.poll(POLL_MS, min(POLL_RECORDS, end - position))).values():
             compaction.feed(columns.offsets, columns.keys, columns.values)

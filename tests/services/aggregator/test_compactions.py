@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -406,6 +407,44 @@ def test_a_request_ends_the_wait_after_a_failed_job() -> None:
     virtual_time.run(scenario())
     # The third failure in a row is retried after 4 times `retry_backoff_ms`.
     assert started_s == [0, 1, 2, 42]
+
+
+def test_a_job_that_was_killed_while_it_read_is_followed_by_a_smaller_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that runs out of memory reads half as many records at its next attempt. A failure before it reads does not
+    change the limit, nor does one after its commit.
+    """
+    limits: list[int] = []
+
+    class Job:
+        error_output = b""
+
+        def __init__(self, output: bytes) -> None:
+            self.output = output
+
+        async def wait(self) -> int:
+            return 137
+
+    async def start(*_args: object, on_line: Callable[[str], None], **_settings: object) -> Job:
+        if len(limits) > 1:
+            on_line("reading 9 changelog records")
+        return Job(b'{"live_rows": 1}' if len(limits) > 3 else b"")
+
+    def job(given: AggregatorSettings) -> list[str]:
+        limits.append(given.compaction.changelog_records_max)
+        return []
+
+    async def scenario() -> None:
+        given = settings("--compaction.changelog-records-max=100")
+        supervisor = supervisor_of(given, clock=virtual_time.LoopClock(), job=job)
+        running = asyncio.create_task(supervisor.run())
+        for _ in range(5):
+            supervisor.request()
+            await virtual_time.let_pass(1)
+        running.cancel()
+
+    monkeypatch.setattr(ChildProcess, "start", start)
+    virtual_time.run(scenario())
+    assert limits == [100, 100, 50, 25, 50]
 
 
 def test_a_request_without_partition_0_is_dropped_after_a_failed_job() -> None:

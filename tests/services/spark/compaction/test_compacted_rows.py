@@ -491,6 +491,17 @@ async def test_a_range_is_read_on_until_a_commit_has_ended() -> None:
         assert (cut.covered_offset, cut.commit) == (0, None)
 
 
+async def test_a_range_whose_entries_are_large_is_cut_after_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task holds the entries of its range in memory. The next compaction continues after the last commit."""
+    monkeypatch.setattr(compaction_task, "RANGE_BYTES_MAX", 1)
+    monkeypatch.setattr(compaction_task, "POLL_RECORDS", 2)
+    entries = [takeover(), live(b"a", 1, 1, 1), live(b"b", 1, 1, 1), progress(), live(b"c", 1, 1, 1, 1), progress(1)]
+    async with broker([*entries, live(b"d", 1, 1, 1, 2), progress(2)]) as kafka:
+        cut = await read(kafka, 8, 8)
+        assert (cut.covered_offset, cut.read_to, cut.result([]).read_to) == (4, 4, 4)
+        assert {row["key"] for row in windows_of(cut)} == {b"a", b"b"}
+
+
 async def test_a_range_is_read_on_in_steps_of_its_length() -> None:
     """A range of three records from offset 5 is read to 8, then to 11: there a commit has ended."""
     foreign: list[Entry] = [(None, b"{}")] * 8
