@@ -50,6 +50,7 @@ from penstock.api.rest_proxy.v3_records import (
     v3_record,
 )
 from penstock.api.rest_proxy.v3_resources import check_cluster
+from penstock.shared.common.errors import BrokerNotAvailable, KafkaTimeout
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 from penstock.shared.common.time_text import EPOCH
 
@@ -311,6 +312,17 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
     router = APIRouter(tags=["rest proxy v3"])
     path = "/v3/clusters/{cluster_id}/topics/{topic}/records"
 
+    async def accept(cluster_id: str, topic: str, client: str) -> list[int]:
+        """Accept a request of the client for the cluster and the topic, and return the topic's partitions."""
+        # `check` comes first: nothing asks Kafka for a request of a client beyond its rate, or while Kafka is down.
+        partitions = await producer.check(topic, client)
+        try:
+            await check_cluster(admin, cluster_id)
+        except KafkaTimeout as e:
+            # KafkaTimeout would mean that records may be stored, but no record has been sent yet.
+            raise BrokerNotAvailable(str(e)) from None
+        return partitions
+
     @router.post(
         path,
         summary="REST Proxy v3: produce",
@@ -321,8 +333,7 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
         client = client_of(request)
         with producer.ingest.tracking(topic, client):
             body = producer.ingest.admission.body(request)
-            await check_cluster(admin, cluster_id)
-            partitions = await producer.check(topic, client)
+            partitions = await accept(cluster_id, topic, client)
             reports = DeliveryReports(body, producer, topic, cluster_id, partitions, client)
             if "content-length" not in request.headers:
                 return reports
@@ -339,8 +350,7 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
         client = client_of(request)
         with producer.ingest.tracking(topic, client):
             body = producer.ingest.admission.body(request)
-            await check_cluster(admin, cluster_id)
-            partitions = await producer.check(topic, client)
+            partitions = await accept(cluster_id, topic, client)
             content = await producer.read_body(body)
             response = await _produce_batch(producer, body, content, topic, cluster_id, partitions, client)
             producer.answered(topic, response.status_code, body)

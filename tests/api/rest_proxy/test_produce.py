@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 
 from penstock.api.http.app import create_app
 from penstock.api.http.body import BodyReader
+from penstock.api.http.health import CheckResult
 from penstock.api.http.turns import Turn
 from penstock.api.http.unread_response import CONNECTION
 from penstock.api.ingest.routes import Ingest
@@ -26,6 +27,7 @@ from penstock.api.rest_proxy.rest_producer import RestProducer
 from penstock.api.rest_proxy.routes import metadata_routers, produce_routers
 from penstock.api.rest_proxy.v3_records import NotAnObject, RecordStreamSplitter
 from penstock.api.settings import Credential, IngestSettings
+from penstock.shared.clients.admin.types import ClusterDescription
 from penstock.shared.common.errors import AuthorizationFailed, BrokerNotAvailable, KafkaTimeout, PenstockError
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.testing.manual_clock import ManualClock
@@ -299,6 +301,27 @@ async def test_rest_proxys_bodies_end_with_the_service(client: httpx.AsyncClient
     error_code = response.json()["error_code"]
     assert (response.status_code, error_code) in ((503, 50003), (200, 503))
     assert ingest.active == 0
+
+
+@pytest.mark.parametrize("path", [V3, f"{V3}:batch"])
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_v3_answers_503_while_kafka_cannot_be_reached(producer: Any, path: str, is_known: bool) -> None:
+    """Nothing was sent, so the status is not 504. If the probe has failed already, Kafka is not asked at all."""
+    asked = list[str]()
+
+    class Unreachable(MemoryAdmin):
+        async def cluster(self) -> ClusterDescription:
+            asked.append("cluster")
+            raise KafkaTimeout("metadata: not done after 60000 ms")
+
+    probe = CheckResult(not is_known, "down")
+    ingest = Ingest(producer, SETTINGS, CollectorRegistry(), kafka=lambda: probe)
+    rest = produce_routers(RestProducer(ingest, producer, SETTINGS), Unreachable())
+    transport = httpx.ASGITransport(create_app(rest_proxy=rest))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        response = await client.post(path, content=RECORD)
+    assert (response.status_code, response.json()["error_code"]) == (503, 50003)
+    assert asked == ([] if is_known else ["cluster"])
 
 
 async def test_rest_proxys_requests_are_counted(client: httpx.AsyncClient, registry: CollectorRegistry) -> None:
