@@ -238,7 +238,7 @@ def _rejected_cloudevent(position: int, message: str) -> Parsed:
     return parsed
 
 
-def _read_opaque_cloudevent_data(value: bytes, latest_ms: int) -> tuple[None, None]:
+def _read_opaque_cloudevent_data(value: bytes, latest_ms: int, /, **_: bool) -> tuple[None, None]:
     """A `ReadEvent` for a CloudEvent's opaque data. It accepts any value, and reads no key and no time from it."""
     return None, None
 

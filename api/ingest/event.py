@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -49,8 +49,17 @@ BLANK = b" \t\r"
 JSON_SPACE = b" \t\r\n"
 SPACE = 0x20
 
-ReadEvent = Callable[[bytes, int], tuple[bytes | None, int | None]]
-"""(value, latest_ms) -> (key, timestamp in ms). The latest event time is `latest_ms`. Raises EventRejected."""
+
+class ReadEvent(Protocol):
+    """(value, latest_ms) -> (key, timestamp in ms). The latest event time is `latest_ms`. Raises EventRejected.
+
+    With `has_key` or `has_time`, the record has its own: the value need not have one, and the result is None.
+    """
+
+    def __call__(
+        self, value: bytes, latest_ms: int, /, *, has_key: bool = False, has_time: bool = False
+    ) -> tuple[bytes | None, int | None]: ...
+
 
 ReadTime = Callable[[str, Any, int], int]
 """(source, value, latest_ms) -> timestamp in ms. `source` describes the value in errors. Raises EventRejected."""
@@ -165,7 +174,9 @@ def _event_reader(own: TopicSettings, read_time: ReadTime) -> ReadEvent:
     key_parts = [(pointer, _json_pointer_resolver(pointer)) for pointer in own.key]
     time = None if own.time is None else (own.time, _json_pointer_resolver(own.time))
 
-    def read_event(value: bytes, latest_ms: int) -> tuple[bytes | None, int | None]:
+    def read_event(
+        value: bytes, latest_ms: int, /, *, has_key: bool = False, has_time: bool = False
+    ) -> tuple[bytes | None, int | None]:
         try:
             document = decode(value)
         except JSON_ERRORS as e:
@@ -173,9 +184,9 @@ def _event_reader(own: TopicSettings, read_time: ReadTime) -> ReadEvent:
         if validate is not None and (violation := validate(document)) is not None:
             raise EventRejected(SCHEMA_VIOLATED, f"schema: {violation}")
         key = None
-        if key_parts:
+        if key_parts and not has_key:
             key = "-".join([_event_key_part(p, resolve(document, "key", p)) for p, resolve in key_parts]).encode()
-        if time is None:
+        if time is None or has_time:
             return key, None
         pointer, resolve_time = time
         return key, read_time(pointer, resolve_time(document, "time", pointer), latest_ms)

@@ -15,7 +15,7 @@ from penstock.api.http.problem import (
 )
 from penstock.api.http.status_codes import CONTENT_TOO_LARGE
 from penstock.api.http.turns import Turn
-from penstock.api.ingest.event import EventRejected, ReadEvent, RecordError, topic_reader
+from penstock.api.ingest.event import EventRejected, RecordError
 from penstock.api.ingest.event_sender import IngestProducer
 from penstock.api.ingest.request_events import TooManyEvents
 from penstock.api.ingest.result import Outcome, log_unexpected_outcome
@@ -51,8 +51,6 @@ class RestProducer:
         self.ingest = ingest
         self._producer = producer
         self.settings = settings
-        self._readers: dict[tuple[str, frozenset[str]], ReadEvent] = {}
-        """Readers by topic ("" for a topic without settings) and by what records have of their own: "key", "time"."""
 
     async def read_body(self, body: BodyReader) -> bytes:
         """Return the complete body, up to `max_body_bytes`. Raises what `penstock.api.http.body.read_body` raises."""
@@ -83,25 +81,16 @@ class RestProducer:
         never read. Raises EventRejected if the value that is read, or the time in it, is not accepted.
         """
         own = self.settings.for_topic(record.topic)
-        present = {name for name, value in (("key", record.key), ("time", record.timestamp)) if value is not None}
-        missing = {name for name in ("key", "time") if getattr(own, name)} - present
-        if record.value is None or not (missing or own.json_schema):
+        has_key = record.key is not None
+        has_time = record.timestamp is not None
+        is_read = own.json_schema or (own.key and not has_key) or (own.time and not has_time)
+        if record.value is None or not is_read:
             return record
-        key, timestamp = self._event_reader(record.topic, frozenset(present))(record.value, latest_ms)
-        key = key if record.key is None else record.key
-        timestamp = timestamp if record.timestamp is None else record.timestamp
+        read_event = self.ingest.reader(record.topic).event
+        key, timestamp = read_event(record.value, latest_ms, has_key=has_key, has_time=has_time)
+        key = record.key if has_key else key
+        timestamp = record.timestamp if has_time else timestamp
         return ProducerRecord(record.topic, record.value, key, record.headers, record.partition, timestamp)
-
-    def _event_reader(self, topic: str, present: frozenset[str]) -> ReadEvent:
-        """Return the reader of values for records with a key or a time of their own. `present` names them."""
-        if not present:
-            return self.ingest.reader(topic).event
-        name = topic if topic in self.settings.topics else ""
-        if (name, present) not in self._readers:
-            unset: dict[str, object] = {"key": (), "time": None}
-            own = self.settings.for_topic(topic).model_copy(update={setting: unset[setting] for setting in present})
-            self._readers[name, present] = topic_reader(self.settings, own).event
-        return self._readers[name, present]
 
     async def send(self, decoded: Sequence[ProducerRecord | str], partitions: Sequence[int], turn: Turn) -> SentRecords:
         """Send the records to Kafka. A string in `decoded` is a decoding error, and becomes the record's outcome."""

@@ -290,7 +290,7 @@ def test_blank_lines_are_not_read_as_events() -> None:
     """Blank lines are skipped without parsing, since a small compressed body may hold millions of them."""
     seen: list[bytes] = []
 
-    def read(value: bytes, latest_ms: int) -> tuple[bytes | None, int | None]:
+    def read(value: bytes, latest_ms: int, /, **_: bool) -> tuple[bytes | None, int | None]:
         seen.append(value)
         return None, None
 

@@ -7,6 +7,7 @@ import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -415,6 +416,22 @@ async def test_an_explicit_key_needs_no_pointer(producer: Any, registry: Collect
     kept = sorted((r.key, r.timestamp) for log in producer.logs["t"] for r in log)
     own = [b'"ann"', b'"cid"', *([b'"fay"'] if post is post_v3 else []), b"bob", *([b"eve"] if post is post_v3 else [])]
     assert kept == [(key, at) for key in own]
+
+
+async def test_a_schema_file_is_read_once(producer: Any, tmp_path: Path) -> None:
+    """A new schema file counts from the next start on, for records with and without keys of their own."""
+    path = tmp_path / "s.json"
+    path.write_text('{"required": ["id"]}')
+    settings = IngestSettings.model_validate({"topics": {"t": {"json_schema": str(path)}}})
+    rest = produce_routers(
+        RestProducer(Ingest(producer, settings, CollectorRegistry()), producer, settings), MemoryAdmin()
+    )
+    path.unlink()
+    body = {"records": [{"value": {}}, {"key": 1, "value": {}}, {"value": {"id": 1}}, {"key": 1, "value": {"id": 1}}]}
+    transport = httpx.ASGITransport(create_app(rest_proxy=rest))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        response = await client.post("/topics/t", json=body, headers=V2_JSON)
+    assert [row["error_code"] for row in response.json()["offsets"]] == [1, 1, None, None]
 
 
 text = st.text(alphabet='a"{}\\,\n[]é', max_size=6)
