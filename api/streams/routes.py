@@ -18,7 +18,7 @@ from fastapi import APIRouter, Query, Response
 from penstock.api.http import field_types as of
 from penstock.api.http.json_response import json_response
 from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.status_codes import ACCEPTED, CONFLICT
+from penstock.api.http.status_codes import ACCEPTED, CONFLICT, NOT_FOUND
 from penstock.api.streams.key_params import WRONG_CONTINUATION, Continuation
 from penstock.api.streams.task_views import (
     CompactionsResponse,
@@ -32,7 +32,9 @@ from penstock.api.streams.task_views import (
     WindowsResponse,
 )
 from penstock.shared.common.continuation_codec import WrongContinuation
+from penstock.shared.common.errors import ConfigError
 
+NOT_READABLE = ErrorKind(NOT_FOUND, "STORE_NOT_READABLE", "This store cannot be read here")
 WINDOWS_MAX = 1_000
 """The most windows in one response."""
 
@@ -109,6 +111,8 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
                 response = view.windows(store, key, limit, continuation)
             else:
                 response = await instances.windows(store, key, limit, continuation)
+        except ConfigError as e:
+            raise Problem(NOT_READABLE, str(e)) from None
         except WrongContinuation as e:
             raise Problem(WRONG_CONTINUATION, str(e)) from None
         return json_response({**response, "is_cut": response["continuation"] is not None})

@@ -15,8 +15,7 @@ from typing_extensions import TypedDict
 
 from penstock.api.http import field_types as of
 from penstock.api.http.json_response import json_response
-from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.status_codes import NOT_FOUND
+from penstock.api.http.problem import Problem
 from penstock.api.streams.key_params import (
     WRONG_CONTINUATION,
     Continuation,
@@ -25,13 +24,12 @@ from penstock.api.streams.key_params import (
     StoreQueryParams,
     requested_keys,
 )
-from penstock.api.streams.routes import Local
+from penstock.api.streams.routes import NOT_READABLE, Local
 from penstock.api.streams.task_views import MissingPartition
 from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.time_text import TIME_MS_MAX, TIME_MS_MIN
 
-NOT_READABLE = ErrorKind(NOT_FOUND, "STORE_NOT_READABLE", "This store cannot be read here")
 ROWS_DEFAULT = 1_000
 ROWS_MAX = 10_000
 RowsMax = Annotated[int, Query(ge=1, le=ROWS_MAX, examples=[100])]

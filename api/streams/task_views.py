@@ -224,7 +224,7 @@ class StreamsView(Protocol):
     def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> OpenWindows:
         """Return open windows, only those that match `key` unless it is empty.
 
-        Raises WrongContinuation for an invalid continuation.
+        Raises ConfigError if `store` is not a store with windows, and WrongContinuation for an invalid continuation.
         """
         ...
 
@@ -253,7 +253,8 @@ class InstancesView(Protocol):
     async def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> dict[str, Any]:
         """Return open windows of all instances, for the route `/v1/streams/windows`.
 
-        Raises WrongContinuation for an invalid continuation, and Problem (503) if the source topics are unknown.
+        Raises ConfigError if `store` is not a store with windows, WrongContinuation for an invalid continuation, and
+        Problem (503) if the source topics are unknown.
         """
         ...
 

@@ -31,6 +31,7 @@ from penstock.services.aggregator.window_search import WindowSearch
 from penstock.services.aggregator.workers import WorkerSupervisor
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.runtime.instances import InstanceRegistry, Registration
 from penstock.shared.streams.runtime.queries import StoreQuery, read_in_slices
@@ -174,10 +175,7 @@ class Aggregator:
 
     async def find_windows(self, store: str, *, status: Status, **params: Unpack[StoreQueryParams]) -> FoundWindows:
         """Return the response of `GET /v1/streams/stores/{store}/windows`."""
-        builder = self.worker.topology.stores.get(store)
-        if builder is None:
-            raise ConfigError(f"no store with windows {store!r}")
-        return await self._search.find(builder.schema, status, params)
+        return await self._search.find(self._schema_of_windows(store), status, params)
 
     async def _read_store_of_all_partitions(self, store: str, params: StoreQueryParams) -> Any:
         """Return a store's rows of all partitions. Raises Problem if a partition is missing."""
@@ -206,9 +204,18 @@ class Aggregator:
 
     def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> OpenWindows:
         """Return the response of `GET /v1/streams/windows`."""
+        if store is not None:
+            self._schema_of_windows(store)
         pages = open_window_pages(self.application, store, key)
         found = open_windows(self.worker.tasks(), store, KeyFilter(key), limit, pages.decode(continuation))
         return {"windows": found.windows, "continuation": pages.encode(found.last), "unseen": found.unseen}
+
+    def _schema_of_windows(self, store: str) -> StoreSchema:
+        """Return the schema of a store. Raises ConfigError if the topology has no such store with windows."""
+        builder = self.worker.topology.stores.get(store)
+        if builder is None or builder.schema.kind not in WINDOWED:
+            raise ConfigError(f"no store with windows {store!r}")
+        return builder.schema
 
     def compact(self) -> str:
         """Request a compaction. Returns "" if it will start, else the reason why it does not."""

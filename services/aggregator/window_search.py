@@ -19,9 +19,8 @@ from penstock.services.aggregator.changelog_tail import ChangelogLocation
 from penstock.services.aggregator.continuations import window_pages
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.stored_windows import StoredWindowsQuery, WindowQueryOptions
-from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
-from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 
 T = TypeVar("T")
 
@@ -53,14 +52,11 @@ class WindowSearch:
         self._finding = asyncio.Semaphore(FINDING_MAX)
 
     async def find(self, schema: StoreSchema, status: Status, params: StoreQueryParams) -> FoundWindows:
-        """Return a page of a store's windows.
+        """Return a page of the windows of a store that has windows.
 
-        Raises ConfigError if the store has no windows, WrongContinuation for an invalid continuation. Raises Problem if
-        too many searches run, if closed windows are wanted without a lake, or if `read_store` raises it. Also raises
-        the errors of `StoredWindowsQuery.run`.
+        Raises WrongContinuation for an invalid continuation. Raises Problem if too many searches run, if closed windows
+        are wanted without a lake, or if `read_store` raises it. Also raises the errors of `StoredWindowsQuery.run`.
         """
-        if schema.kind not in WINDOWED:
-            raise ConfigError(f"no store with windows {schema.name!r}")
         if self._settings.streams.lake is None:
             if status != "open":
                 raise Problem(NO_LAKE, "streams.lake is not set: query only open windows (status=open)")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import httpx
+import msgspec
 
 from penstock.api.http.app import create_app
 from penstock.api.http.openapi import operations_of
 from penstock.api.streams.routes import streams_router
+from penstock.api.streams.stores import stores_router
 from penstock.services.aggregator.main import Aggregator
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.shared.clients.producer import Producer
@@ -92,6 +95,21 @@ async def test_responses_of_two_instances_match_their_schemas() -> None:
                     assert list(errors_of(response.json(), schema, document)) == [], (path, local)
                     requests += 1
     assert requests == 14
+
+
+async def test_a_store_that_has_no_windows_is_not_found() -> None:
+    """A misspelled store, or a table, is an error. An empty list would mean that it has no open windows."""
+    aggregator = Aggregator(AggregatorSettings.load([TOPOLOGY], environ={}))
+    sessions = aggregator.worker.topology.stores["sessions"]
+    table = SimpleNamespace(schema=msgspec.structs.replace(sessions.schema, kind="table"))
+    aggregator.worker.topology.stores["profiles"] = table  # type: ignore[assignment]
+    app = create_app(streams=streams_router(aggregator, stores_router(aggregator)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        assert (await client.get("/v1/streams/windows?store=sessions")).json()["windows"] == []
+        for store in ("sesions", "profiles"):
+            for path in (f"/v1/streams/windows?store={store}", f"/v1/streams/stores/{store}/windows?key=a"):
+                response = await client.get(path)
+                assert (response.status_code, response.json()["error_code"]) == (404, "STORE_NOT_READABLE")
 
 
 async def test_the_response_during_a_restore_matches_its_schema() -> None:

@@ -236,14 +236,6 @@ async def test_concurrent_queries_are_limited(tmp_path: Path) -> None:
     await asyncio.gather(*tasks)
 
 
-@pytest.mark.parametrize("kind", ["table", "aggregate", "join"])
-async def test_a_store_without_windows(kind: str) -> None:
-    """A query of windows in a store without windows is a ConfigError."""
-    table = STORE.__class__(**{f: getattr(STORE, f) for f in STORE.__struct_fields__} | {"kind": kind})
-    with pytest.raises(ConfigError, match="windows 's'"):
-        await search().find(table, "all", query_params())
-
-
 AGGREGATIONS: dict[str, Any] = {"n": Count(), "mean": Mean("x"), "least": Min("x"), "ids": CountDistinct("id")}
 SCHEMAS = tuple(AggregationSchema.of(name, a) for name, a in AGGREGATIONS.items())
 FOUR_RESULTS = StoreSchema("s", "session", "string", 10, 5, "on_close", "in", None, None, None, SCHEMAS)
