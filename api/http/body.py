@@ -239,11 +239,11 @@ class BodyReader:
         reason = "a line or an object did not end" if self._in_event else "no data of the body arrived"
         return f"{reason} within body_timeout_ms={self._timeout_ms}"
 
-    def chunk_parsed(self, *, ended: int, unfinished: bool) -> None:
-        """Report that the last chunk is parsed. `ended` is the number of lines or objects that ended in it.
+    def chunk_split(self, *, ended: int, unfinished: bool) -> None:
+        """Report that the last chunk is split into lines or objects.
 
-        `unfinished` is whether a line or an object has begun and not ended. The time limit of a line or an object
-        starts again whenever one ends.
+        `ended` is the number of lines or objects that ended in it. `unfinished` is whether one has begun and not ended.
+        The time limit of a line or an object starts again whenever one ends.
         """
         if ended or not (unfinished and self._in_event):
             self._event_wait_s = 0.0

@@ -1,7 +1,7 @@
-"""Converts the NDJSON body of a request to records, line by line as it arrives.
+"""Splits the NDJSON body of a request into lines as it arrives.
 
-Sans-IO. Records and errors do not depend on how the body is divided into chunks. At most one unfinished line is
-buffered, until it ends or is found to be too long.
+Sans-IO. The lines do not depend on how the body is divided into chunks. At most one unfinished line is buffered, until
+it ends or is found to be too long.
 
 >>> lines = LineSplitter(max_line_bytes=8)
 >>> lines.feed(b'{"a":1}\\r\\n{"a"')
@@ -13,11 +13,6 @@ buffered, until it ends or is found to be too long.
 """
 
 from __future__ import annotations
-
-from penstock.api.ingest.event import EventParser, Parsed
-
-LINES_MAX = 4_000
-"""The most lines that are parsed at once. Between such batches other requests proceed, and errors are counted."""
 
 
 class LineSplitter:
@@ -76,55 +71,3 @@ class LineSplitter:
         if line.endswith(b"\r"):
             line = line[:-1]
         return line if len(line) <= self._max_line_bytes else None
-
-
-class NdjsonReader:
-    """Parses the body of one NDJSON request: chunks in, records and errors out, LINES_MAX lines at a time."""
-
-    def __init__(self, parser: EventParser, max_line_bytes: int) -> None:
-        self._parser = parser
-        self._lines = LineSplitter(max_line_bytes)
-        self._pending: list[bytes | None] = []
-        self.ended = 0
-        """Lines that the last chunk completed."""
-        self.next_line = 1
-        """The number of the next line."""
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether a line has begun and is incomplete."""
-        return self._lines.unfinished
-
-    @property
-    def has_pending_lines(self) -> bool:
-        """Whether lines of the last chunk are not parsed yet. If so, call `parse_pending` before the next `feed`."""
-        return bool(self._pending)
-
-    def feed(self, chunk: bytes, now_ms: int) -> Parsed:
-        """Parse the lines that the chunk completes, LINES_MAX of them at most; `parse_pending` parses the rest.
-
-        Positions are line numbers from 1.
-        """
-        assert not self._pending, "parse_pending() comes first"
-        lines = self._lines.feed(chunk)
-        self.ended = len(lines)
-        return self._parse_lines(self._take_first_lines(lines), now_ms)
-
-    def parse_pending(self, now_ms: int) -> Parsed:
-        """Parse the next lines of the last chunk."""
-        return self._parse_lines(self._take_first_lines(self._pending), now_ms)
-
-    def close(self, now_ms: int) -> Parsed:
-        """Parse the last line if it has no line end."""
-        assert not self._pending, "parse_pending() comes first"
-        return self._parse_lines(self._lines.close(), now_ms)
-
-    def _take_first_lines(self, lines: list[bytes | None]) -> list[bytes | None]:
-        """Return the first LINES_MAX lines. The others are pending."""
-        self._pending = lines[LINES_MAX:]
-        return lines[:LINES_MAX] if self._pending else lines
-
-    def _parse_lines(self, lines: list[bytes | None], now_ms: int) -> Parsed:
-        parsed = self._parser.parse(lines, self.next_line, now_ms)
-        self.next_line += len(lines)
-        return parsed

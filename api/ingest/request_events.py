@@ -39,14 +39,16 @@ from penstock.api.ingest.event import (
     explain_malformed,
     number_or_text,
 )
-from penstock.api.ingest.ndjson import NdjsonReader
+from penstock.api.ingest.ndjson import LineSplitter
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.json_decoding import InvalidJson, JsonTypeMismatch, decode_json
 
 NDJSON_TYPES = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"})
+LINES_MAX = 4_000
+"""The most lines that are parsed at once. Between such batches other requests proceed, and errors are counted."""
 ELEMENTS_MAX = 1_000
-"""The most elements of an array that are parsed at once, for the same reasons as `ndjson.LINES_MAX`."""
+"""The most elements of an array that are parsed at once, for the same reasons."""
 
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
 
@@ -84,36 +86,32 @@ class NdjsonLines:
 
     def __init__(self, body: BodyReader, parser: EventParser, max_line_bytes: int, clock: Clock) -> None:
         self._body = body
+        self._parser = parser
         self._clock = clock
-        self._reader: NdjsonReader | None = NdjsonReader(parser, max_line_bytes)
-        self._chunk: bytes | None = None
+        self._splitter = LineSplitter(max_line_bytes)
+        self._lines: list[bytes | None] = []
+        """Lines that are not parsed yet."""
+        self._has_ended = False
         self.position = 1
 
     async def wait(self) -> bool:
-        reader = self._reader
-        if reader is None:
-            return False
-        if reader.has_pending_lines:
+        if self._lines:
             await asyncio.sleep(0)
-            return True
-        self._chunk = await self._body.next()
-        if self._chunk is None and not reader.unfinished:
-            self._reader = None
-        return self._reader is not None
+        elif not self._has_ended:
+            chunk = await self._body.next()
+            if chunk is None:
+                self._has_ended = True
+                self._lines = self._splitter.close()
+            else:
+                self._lines = self._splitter.feed(chunk)
+                self._body.chunk_split(ended=len(self._lines), unfinished=self._splitter.unfinished)
+        return bool(self._lines) or not self._has_ended
 
     def parse_batch(self) -> Parsed:
-        reader = self._reader
-        now_ms = self._clock.now_ms()
-        assert reader is not None, "wait() comes first"
-        if reader.has_pending_lines:
-            parsed = reader.parse_pending(now_ms)
-        elif self._chunk is None:
-            self._reader = None
-            parsed = reader.close(now_ms)
-        else:
-            parsed = reader.feed(self._chunk, now_ms)
-            self._body.chunk_parsed(ended=reader.ended, unfinished=reader.unfinished)
-        self.position = reader.next_line
+        lines = self._lines[:LINES_MAX]
+        self._lines = self._lines[LINES_MAX:]
+        parsed = self._parser.parse(lines, self.position, self._clock.now_ms())
+        self.position += len(lines)
         return parsed
 
 

@@ -194,7 +194,7 @@ class DeliveryReports(Response):
         try:
             while self._is_connected and (chunk := await self.reader.next()) is not None:
                 objects = splitter.feed(chunk)
-                self.reader.chunk_parsed(ended=len(objects), unfinished=splitter.unfinished)
+                self.reader.chunk_split(ended=len(objects), unfinished=splitter.unfinished)
                 count += len(objects)
                 for start in range(0, len(objects), GROUP_OBJECTS):
                     group = objects[start : start + GROUP_OBJECTS]

@@ -129,21 +129,21 @@ async def test_a_line_that_never_ends_is_a_stall() -> None:
 
     async def read() -> None:
         while await reader.next():
-            reader.chunk_parsed(ended=0, unfinished=True)
+            reader.chunk_split(ended=0, unfinished=True)
 
     with pytest.raises(BodyStalled, match="body_timeout_ms=30"):
         await read()
     lines = BodyReader(dripping(b"x\n", 0.02), BodyDrain(), 400)
     for _ in range(30):
         await lines.next()
-        lines.chunk_parsed(ended=1, unfinished=True)
+        lines.chunk_split(ended=1, unfinished=True)
 
 
 async def test_a_lines_time_excludes_the_services_own_time() -> None:
     """A line's time runs only while its bytes are awaited, so a request may wait for its turn."""
     reader = BodyReader(receiving(part(b"x"), part(b"y")), BodyDrain(), 30)
     await reader.next()
-    reader.chunk_parsed(ended=0, unfinished=True)
+    reader.chunk_split(ended=0, unfinished=True)
     await let_pass(0.06)
     assert await reader.next() == b"y"
     with pytest.raises(BodyStalled, match="body_timeout_ms=30"):

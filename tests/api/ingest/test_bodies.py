@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.api.http.app import create_app
 from penstock.api.ingest.event import EventParser, EventRejected, RecordError, topic_reader
-from penstock.api.ingest.ndjson import LineSplitter, NdjsonReader
+from penstock.api.ingest.ndjson import LineSplitter
 from penstock.api.ingest.request_events import ELEMENTS_MAX, array_elements
 from penstock.api.ingest.routes import Ingest, plain_query
 from penstock.api.settings import IngestSettings
@@ -263,10 +263,9 @@ def cut(body: bytes, cuts: list[int]) -> list[bytes]:
 
 def parse(chunks: list[bytes]) -> tuple[list[tuple[int, ProducerRecord]], list[RecordError]]:
     parser = EventParser("t", SETTINGS, topic_reader(SETTINGS, SETTINGS.for_topic("t")))
-    reader = NdjsonReader(parser, SETTINGS.max_line_bytes)
-    parts = [reader.feed(chunk, 0) for chunk in chunks] + [reader.close(0)]
-    records = [pair for p in parts for pair in zip(p.positions, p.records, strict=True)]
-    return records, [e for p in parts for e in p.errors]
+    splitter = LineSplitter(SETTINGS.max_line_bytes)
+    parsed = parser.parse([line for chunk in chunks for line in splitter.feed(chunk)] + splitter.close(), 1, 0)
+    return list(zip(parsed.positions, parsed.records, strict=True)), parsed.errors
 
 
 @given(bodies, lines, st.lists(st.integers(0, 1_000), max_size=20))
