@@ -26,7 +26,3 @@ __all__ = [
 ]
 
 _publish(__name__, globals(), __all__)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

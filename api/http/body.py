@@ -263,11 +263,19 @@ class BodyReader:
         return bytes(body)
 
 
+_UNLIMITED = "NDJSON that is not stored atomically has no such limit"
+
+
 def body_too_long(max_body_bytes: int) -> Problem:
     """Return the response to a body over its limit."""
     kind = ErrorKind(CONTENT_TOO_LARGE, "BODY_TOO_LARGE", "Body too large")
-    unlimited = "NDJSON that is not stored atomically has no such limit"
-    return Problem(kind, f"the body is longer than max_body_bytes={max_body_bytes}; {unlimited}")
+    return Problem(kind, f"the body is longer than max_body_bytes={max_body_bytes}; {_UNLIMITED}")
+
+
+def too_many_events(max_body_events: int) -> Problem:
+    """Return the response to a buffered body with more events than its limit."""
+    kind = ErrorKind(CONTENT_TOO_LARGE, "TOO_MANY_EVENTS", "Too many events")
+    return Problem(kind, f"the body has more than max_body_events={max_body_events} events; {_UNLIMITED}")
 
 
 async def read_body(body: BodyReader, max_body_bytes: int) -> bytes:

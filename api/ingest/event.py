@@ -423,7 +423,6 @@ class EventParser:
         time: int | None = None,
     ) -> None:
         self.topic = topic
-        self.settings = settings
         self.reader = reader
         self._reads_time = settings.for_topic(topic).time is not None
         self._max_future_ms = settings.max_future_ms

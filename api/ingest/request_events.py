@@ -20,14 +20,10 @@ from typing import Literal, Protocol
 import msgspec
 from fastapi import Request
 
-from penstock.api.http.body import BodyReader, read_body
+from penstock.api.http.body import BodyReader, read_body, too_many_events
 from penstock.api.http.json_response import JSON_TYPE
 from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.status_codes import (
-    BAD_REQUEST,
-    CONTENT_TOO_LARGE,
-    UNSUPPORTED_MEDIA_TYPE,
-)
+from penstock.api.http.status_codes import BAD_REQUEST, UNSUPPORTED_MEDIA_TYPE
 from penstock.api.ingest import cloudevents
 from penstock.api.ingest.cloudevents import BATCH_TYPE, STRUCTURED_TYPE, CloudEventParser
 from penstock.api.ingest.event import (
@@ -134,8 +130,6 @@ class BufferedBody:
         self.position = 0
         try:
             self._batches = split(content)
-        except TooManyEvents as e:
-            raise Problem(ErrorKind(CONTENT_TOO_LARGE, e.error_code, "Too many events"), str(e)) from None
         except EventRejected as e:
             coordinates = "" if e.column is None else f" at line {e.line}, column {e.column}"
             extra = {} if e.column is None else {"line": e.line, "column": e.column}
@@ -247,20 +241,11 @@ def _key_and_time_of_headers(
     return None if key is None else key.encode("latin-1"), time
 
 
-class TooManyEvents(EventRejected):
-    """A buffered body has more events than `max_body_events`."""
-
-    def __init__(self, max_body_events: int) -> None:
-        unlimited = "NDJSON that is not stored atomically has no such limit"
-        message = f"the body has more than max_body_events={max_body_events} events; {unlimited}"
-        super().__init__("TOO_MANY_EVENTS", message)
-
-
 def array_elements(body: bytes, max_element_bytes: int, max_elements: int) -> Iterator[Batch]:
     """Iterate over the events of a JSON array: (0-based index of the first event, up to ELEMENTS_MAX events).
 
     An event is bytes, or None if it has more than `max_element_bytes`. The call itself raises EventRejected if `body`
-    is no valid JSON array or has more than `max_elements` events.
+    is no valid JSON array, and Problem (413) if it has more than `max_elements` events.
     """
     try:
         elements = decode_json(body, list[msgspec.Raw])
@@ -270,7 +255,7 @@ def array_elements(body: bytes, max_element_bytes: int, max_elements: int) -> It
     except InvalidJson as e:
         raise explain_malformed(body, e) from None
     if len(elements) > max_elements:
-        raise TooManyEvents(max_elements)
+        raise too_many_events(max_elements)
     return _batches_of_elements(iter(elements), max_element_bytes)
 
 

@@ -38,6 +38,7 @@ from penstock.api.http.body import (
     body_error_status,
     next_turn,
     read_body,
+    too_many_events,
 )
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.health import CheckResult
@@ -54,7 +55,6 @@ from penstock.api.http.status_codes import (
     ACCEPTED,
     BAD_REQUEST,
     CLIENT_CLOSED_REQUEST,
-    CONTENT_TOO_LARGE,
     MULTI_STATUS,
     OK,
 )
@@ -72,7 +72,7 @@ from penstock.api.ingest.atomic import (
 from penstock.api.ingest.event import Parsed, TopicReader, topic_reader
 from penstock.api.ingest.event_sender import EventSender, IngestProducer
 from penstock.api.ingest.metrics import IngestMetrics
-from penstock.api.ingest.request_events import RequestEvents, TooManyEvents, check_media_type, open_events
+from penstock.api.ingest.request_events import RequestEvents, check_media_type, open_events
 from penstock.api.ingest.responses import OPENAPI, accepted_response, problem_of
 from penstock.api.ingest.result import IngestResult, Outcome
 from penstock.api.ingest.streaming_response import NDJSON_TYPE, StreamedResponse
@@ -330,8 +330,7 @@ class Ingest:
             parsed.records += batch.records
             parsed.positions += batch.positions
             if len(parsed.records) > self._settings.max_body_events:
-                too_many = TooManyEvents(self._settings.max_body_events)
-                raise Problem(ErrorKind(CONTENT_TOO_LARGE, too_many.error_code, "Too many events"), str(too_many))
+                raise too_many_events(self._settings.max_body_events)
         return parsed
 
     async def _store_in_transaction(

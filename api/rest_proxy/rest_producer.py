@@ -6,18 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.api.http.body import BodyReader, read_body
-from penstock.api.http.problem import (
-    ErrorKind,
-    Problem,
-    failed_outcome,
-    kind_of_record_error,
-)
-from penstock.api.http.status_codes import CONTENT_TOO_LARGE
+from penstock.api.http.body import BodyReader, too_many_events
+from penstock.api.http.problem import failed_outcome, kind_of_record_error
 from penstock.api.http.turns import Turn
 from penstock.api.ingest.event import EventRejected, RecordError
 from penstock.api.ingest.event_sender import IngestProducer
-from penstock.api.ingest.request_events import TooManyEvents
 from penstock.api.ingest.result import Outcome, log_unexpected_outcome
 from penstock.api.ingest.routes import Ingest
 from penstock.api.settings import IngestSettings
@@ -52,15 +45,10 @@ class RestProducer:
         self._producer = producer
         self.settings = settings
 
-    async def read_body(self, body: BodyReader) -> bytes:
-        """Return the complete body, up to `max_body_bytes`. Raises what `penstock.api.http.body.read_body` raises."""
-        return await read_body(body, self.settings.max_body_bytes)
-
     def check_count(self, records: int) -> None:
         """Raise Problem (413) if a buffered body has more records than `max_body_events`."""
         if records > self.settings.max_body_events:
-            too_many = TooManyEvents(self.settings.max_body_events)
-            raise Problem(ErrorKind(CONTENT_TOO_LARGE, too_many.error_code, "Too many records"), str(too_many))
+            raise too_many_events(self.settings.max_body_events)
 
     def answered(self, topic: str, status: int, body: BodyReader) -> None:
         """Count an answered request in the metrics, and measure the time since the last byte of its body."""
@@ -115,26 +103,25 @@ class RestProducer:
             async with asyncio.timeout_at(deadline):
                 deliveries = await self._producer.send_many(records)
         except (TimeoutError, PenstockError) as e:
-            return SentRecords(
-                _fill_delivered_outcomes(outcomes, indexes, [self._outcome_of_error(e)] * len(indexes)),
-                [],
-                deadline,
-                None,
-            )
+            error = self._outcome_of_error(e)
+            for i in indexes:
+                outcomes[i] = error
+            return SentRecords(outcomes, [], deadline, None)
         pending = asyncio.ensure_future(deliveries)
         turn.count_in_flight(len(records), pending)
         return SentRecords(outcomes, indexes, deadline, pending)
 
     async def settle(self, topic: str, sent: SentRecords, client: str) -> list[Outcome]:
         """Return each record's metadata or error, in order."""
-        outcomes: Sequence[Outcome | None] = sent.outcomes
+        outcomes = sent.outcomes
         if sent.deliveries is not None:
             try:
                 async with asyncio.timeout_at(sent.deadline):
                     delivered: Sequence[Outcome] = await sent.deliveries
             except TimeoutError as e:
                 delivered = [self._outcome_of_error(e)] * len(sent.indexes)
-            outcomes = _fill_delivered_outcomes(outcomes, sent.indexes, delivered)
+            for i, outcome in zip(sent.indexes, delivered, strict=True):
+                outcomes[i] = outcome
         settled = [outcome for outcome in outcomes if outcome is not None]
         self._count_outcomes(topic, settled, client)
         return settled
@@ -143,9 +130,7 @@ class RestProducer:
         """Return the outcome of records whose sending failed with the error."""
         if isinstance(error, PenstockError):
             return error
-        timeout = KafkaTimeout(f"not acknowledged within ack_timeout_ms={self.settings.ack_timeout_ms}")
-        timeout.maybe_written = True
-        return timeout
+        return KafkaTimeout(f"not acknowledged within ack_timeout_ms={self.settings.ack_timeout_ms}")
 
     def _count_outcomes(self, topic: str, outcomes: Sequence[Outcome], client: str) -> None:
         """Count the outcomes in the metrics, and charge the client for stored records."""
@@ -163,13 +148,3 @@ class RestProducer:
         if unexpected := [one for one in outcomes if not isinstance(one, RecordMetadata | PenstockError)]:
             log_unexpected_outcome(unexpected[0])
         self.ingest.admission.charge(client, stored)
-
-
-def _fill_delivered_outcomes(
-    outcomes: Sequence[Outcome | None], indexes: Sequence[int], delivered: Sequence[Outcome]
-) -> list[Outcome | None]:
-    """Return the outcomes of a REST Proxy request, with those of the sent records at `indexes` filled in."""
-    filled = list(outcomes)
-    for i, outcome in zip(indexes, delivered, strict=True):
-        filled[i] = outcome
-    return filled

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from penstock.api.admin.routes import AdminClient
 from penstock.api.http import field_types as of
-from penstock.api.http.body import next_turn
+from penstock.api.http.body import next_turn, read_body
 from penstock.api.http.problem import RETRIABLE, ErrorKind, Problem
 from penstock.api.http.status_codes import (
     NOT_FOUND,
@@ -163,7 +163,7 @@ async def _produce_v2_records(producer: RestProducer, topic: str, partition: int
     partitions = await producer.check(topic, client)
     if partition is not None and partition not in partitions:
         raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
-    content = await producer.read_body(body)
+    content = await read_body(body, producer.settings.max_body_bytes)
     embedded: EmbeddedFormat = "JSON" if content_type[1] == "json" else "BINARY"
     with await next_turn(body, 0) as turn:
         try:

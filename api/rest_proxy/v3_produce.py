@@ -27,6 +27,7 @@ from penstock.api.http.body import (
     ServiceShuttingDown,
     body_error_status,
     next_turn,
+    read_body,
 )
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.json_response import json_response
@@ -351,7 +352,7 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
         with producer.ingest.tracking(topic, client):
             body = producer.ingest.admission.body(request)
             partitions = await accept(cluster_id, topic, client)
-            content = await producer.read_body(body)
+            content = await read_body(body, producer.settings.max_body_bytes)
             response = await _produce_batch(producer, body, content, topic, cluster_id, partitions, client)
             producer.answered(topic, response.status_code, body)
             return response
@@ -364,7 +365,7 @@ async def _produce_complete_body(producer: RestProducer, reports: DeliveryReport
 
     If its only record failed, the response has the error's status.
     """
-    content = await producer.read_body(reports.reader)
+    content = await read_body(reports.reader, producer.settings.max_body_bytes)
     try:
         splitter = RecordStreamSplitter(producer.settings.max_line_bytes)
         objects = splitter.feed(content)
