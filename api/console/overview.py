@@ -382,7 +382,7 @@ class OverviewBuilder:
         late = _values_of_tasks(tasks_by_application, "late_records") or _values_of_metric(services, LATE)
         dead_letters = _sum_of_dead_letter_metrics(services)
         if dead_letters is None:
-            dead_letters = _sum_of_tasks(tasks, "dead_letters")
+            dead_letters = _sum_of_values(_values_of_tasks(tasks_by_application, "dead_letters"))
         compactions: list[CompactionState] = [
             compaction for state in streams.values() for compaction in state.get("compactions", ())
         ]
@@ -402,8 +402,8 @@ class OverviewBuilder:
             },
             "streams": {
                 "tasks": sorted(tasks, key=lambda task: task.get("partition", -1)),
-                "state_rows": _sum_of_tasks(tasks, "state_rows"),
-                "closed_windows": _sum_of_tasks(tasks, "closed_windows"),
+                "state_rows": _sum_of_values(_values_of_tasks(tasks_by_application, "state_rows")),
+                "closed_windows": _sum_of_values(_values_of_tasks(tasks_by_application, "closed_windows")),
                 "late_records": _sum_of_values(late),
                 "late_per_second": self._late_rate.add(monotonic_ms, late),
                 "restore_estimate_s": restore_estimate_s(tasks, services),
@@ -451,11 +451,6 @@ def _task_rows(streams: Mapping[str, Any]) -> list[TaskState | MissingTask]:
     return [*tasks, *rows]
 
 
-def _is_dead_letter_metric(name: str) -> bool:
-    """Return whether `OverviewBuilder` counts a metric as dead letters: consumers and tasks each have one."""
-    return name.startswith("penstock_") and name.endswith(DEAD_LETTERS_SUFFIX)
-
-
 def _service_row(sample: ServiceSample) -> ServiceRow:
     return {
         "name": sample.name,
@@ -467,12 +462,12 @@ def _service_row(sample: ServiceSample) -> ServiceRow:
 
 
 def _values_of_metric(services: Sequence[ServiceSample], name: str) -> dict[str, float]:
-    """Return a metric's value by the name of the service, for `OverviewBuilder`."""
+    """Return a metric's value by the name of the service."""
     return {service.name: service.metrics[name] for service in services if name in service.metrics}
 
 
 def _values_of_tasks(tasks: Mapping[str, Sequence[Mapping[str, Any]]], key: str) -> dict[str, float]:
-    """Return a value of all tasks that report it, by application and partition, for `OverviewBuilder`."""
+    """Return a value of all tasks that report it, by application and partition."""
     return {
         f"{application}/{task.get('partition')}": task[key]
         for application, rows in tasks.items()
@@ -482,20 +477,22 @@ def _values_of_tasks(tasks: Mapping[str, Sequence[Mapping[str, Any]]], key: str)
 
 
 def _sum_of_values(values: Mapping[str, float]) -> int | None:
-    """Return the sum of the values of all sources, for `OverviewBuilder`; None if no source reports one."""
+    """Return the sum of the values of all sources; None if no source reports one."""
     return int(sum(values.values())) if values else None
 
 
 def _sum_of_dead_letter_metrics(services: Sequence[ServiceSample]) -> int | None:
-    """Return the dead letters of all services, for `OverviewBuilder`; None if no service has such a metric."""
-    values = [value for service in services for name, value in service.metrics.items() if _is_dead_letter_metric(name)]
+    """Return the dead letters of all services; None if no service has such a metric.
+
+    Consumers and tasks each have one.
+    """
+    values = [
+        value
+        for service in services
+        for name, value in service.metrics.items()
+        if name.startswith("penstock_") and name.endswith(DEAD_LETTERS_SUFFIX)
+    ]
     return int(sum(values)) if values else None
-
-
-def _sum_of_tasks(tasks: Sequence[Mapping[str, Any]], key: str) -> int | None:
-    """Return the sum of a value of all tasks, for `OverviewBuilder`; None if no task reports it."""
-    values = [task[key] for task in tasks if task.get(key) is not None]
-    return sum(values) if values else None
 
 
 def restore_estimate_s(tasks: Sequence[Mapping[str, Any]], services: Sequence[ServiceSample]) -> float | None:

@@ -196,7 +196,7 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *SECURITY_HEADERS]
             await send(message)
 
-        principal, rejection = self._admit_request(method, path, headers)
+        principal, rejection = self._admit_request(method, path, headers, needed_scope)
         try:
             if rejection is None:
                 if principal.name:
@@ -220,7 +220,9 @@ class Guard:
                 client = scope["client"][0] if scope.get("client") else ""
                 log.info("audit", principal=principal.name, client=client, method=method, path=path, status=status)
 
-    def _admit_request(self, method: str, path: str, headers: Headers) -> tuple[Principal, Problem | None]:
+    def _admit_request(
+        self, method: str, path: str, headers: Headers, needed_scope: Scope | None
+    ) -> tuple[Principal, Problem | None]:
         """Return the client of a request, and a Problem if the request is rejected.
 
         The client is ANONYMOUS if the request needs no credentials, if its credentials are missing or unknown, or if it
@@ -242,7 +244,6 @@ class Guard:
         if principal is None:
             detail = "send Authorization: Bearer <token>" + (" or basic auth" if self._access.has_names else "")
             return ANONYMOUS, Problem(ErrorKind(UNAUTHORIZED, "UNAUTHORIZED", "Token needed"), detail)
-        needed_scope = scope_of(method, path)
         # 4. The client has the scope that the request needs.
         if not principal.may(needed_scope):
             kind = ErrorKind(FORBIDDEN, "FORBIDDEN", "Not allowed")

@@ -34,6 +34,7 @@ from penstock.api.http.status_codes import (
     TOO_MANY_REQUESTS,
 )
 from penstock.shared.common import errors
+from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
@@ -68,6 +69,7 @@ KINDS: Mapping[type[errors.PenstockError], ErrorKind] = {
         SERVICE_UNAVAILABLE, "SHUTTING_DOWN", "The service is not ready, or is shutting down", 5
     ),
     errors.ConfigError: ErrorKind(BAD_REQUEST, "INVALID_CONFIG", "Invalid setting"),
+    WrongContinuation: ErrorKind(BAD_REQUEST, "INVALID_CONTINUATION", "Invalid continuation"),
     errors.DataError: ErrorKind(BAD_REQUEST, "INVALID_RECORD", "Invalid data"),
     errors.InvalidRequest: ErrorKind(BAD_REQUEST, "KAFKA_INVALID_REQUEST", "Kafka rejects these values"),
     errors.InvalidTopic: ErrorKind(BAD_REQUEST, "INVALID_TOPIC", "Not a topic name"),

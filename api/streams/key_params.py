@@ -25,7 +25,6 @@ from penstock.api.http.status_codes import BAD_REQUEST
 
 Key = str | bytes | None
 SUFFIX = "_base64"
-WRONG_CONTINUATION = ErrorKind(BAD_REQUEST, "INVALID_CONTINUATION", "Invalid continuation")
 WRONG_KEY = ErrorKind(BAD_REQUEST, "INVALID_KEY", "Invalid key")
 
 _Base64 = Annotated[

@@ -19,7 +19,7 @@ from penstock.api.http import field_types as of
 from penstock.api.http.json_response import json_response
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import ACCEPTED, CONFLICT, NOT_FOUND
-from penstock.api.streams.key_params import WRONG_CONTINUATION, Continuation
+from penstock.api.streams.key_params import Continuation
 from penstock.api.streams.task_views import (
     CompactionsResponse,
     CompactionStarted,
@@ -31,7 +31,6 @@ from penstock.api.streams.task_views import (
     TopologyResponse,
     WindowsResponse,
 )
-from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import ConfigError
 
 NOT_READABLE = ErrorKind(NOT_FOUND, "STORE_NOT_READABLE", "This store cannot be read here")
@@ -113,8 +112,6 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
                 response = await instances.windows(store, key, limit, continuation)
         except ConfigError as e:
             raise Problem(NOT_READABLE, str(e)) from None
-        except WrongContinuation as e:
-            raise Problem(WRONG_CONTINUATION, str(e)) from None
         return json_response({**response, "is_cut": response["continuation"] is not None})
 
     @router.get(

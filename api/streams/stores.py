@@ -17,7 +17,6 @@ from penstock.api.http import field_types as of
 from penstock.api.http.json_response import json_response
 from penstock.api.http.problem import Problem
 from penstock.api.streams.key_params import (
-    WRONG_CONTINUATION,
     Continuation,
     ContinuationOf,
     Keys,
@@ -26,7 +25,6 @@ from penstock.api.streams.key_params import (
 )
 from penstock.api.streams.routes import NOT_READABLE, Local
 from penstock.api.streams.task_views import MissingPartition
-from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.time_text import TIME_MS_MAX, TIME_MS_MIN
 
@@ -152,8 +150,6 @@ def stores_router(view: StoresView, instances: InstancesStoresView | None = None
                 response = await instances.read_store(store, partial=partial, **query)
         except ConfigError as e:
             raise Problem(NOT_READABLE, str(e)) from None
-        except WrongContinuation as e:
-            raise Problem(WRONG_CONTINUATION, str(e)) from None
         return json_response(response)
 
     @router.get(
@@ -175,8 +171,6 @@ def stores_router(view: StoresView, instances: InstancesStoresView | None = None
             response = await view.find_windows(store, status=status, **query)
         except ConfigError as e:
             raise Problem(NOT_READABLE, str(e)) from None
-        except WrongContinuation as e:
-            raise Problem(WRONG_CONTINUATION, str(e)) from None
         return json_response({"store": store, **response, "is_cut": response["continuation"] is not None})
 
     return router

@@ -416,8 +416,12 @@ class PartitionCompaction:
     def _closed_rows(self, part: ConfirmedChanges, store: StoreSchema) -> dict[str, Any]:
         # Timestamps end with the year 9999. Fail at the first window beyond it, before the table has a wrong time.
         beyond = np.flatnonzero((part.starts < 0) | (part.starts > TIMESTAMP_MS_MAX) | (part.ends > TIMESTAMP_MS_MAX))
-        for index in beyond[:1].tolist():
-            raise CorruptRecord(window_beyond_timestamps(int(part.starts[index]), int(part.ends[index])))
+        if len(beyond):
+            first = int(beyond[0])
+            raise CorruptRecord(
+                f"a closed window from {part.starts[first]} to {part.ends[first]} ms: timestamps end with the year "
+                "9999. Were nanoseconds sent as milliseconds? Set max_future_ms to reject such records"
+            )
         states = lake_state_column(StateCodec(store.state_columns()), part.states)
         return {
             **_key_column(part.keys, store),
@@ -485,14 +489,6 @@ async def read_range(consumer: Consumer, options: CompactionTaskOptions, of: Cha
 
 def _lasting_progress(progress: Progress) -> Progress:
     return msgspec.structs.replace(progress, grids_ms={}, wall_ms=0)
-
-
-def window_beyond_timestamps(start_ms: int, end_ms: int) -> str:
-    """Return the error message for a closed window whose start or end is outside the years 1970 to 9999."""
-    return (
-        f"a closed window from {start_ms} to {end_ms} ms: timestamps end with the year 9999. Were nanoseconds sent as "
-        "milliseconds? Set max_future_ms to reject such records"
-    )
 
 
 def _key_column(keys: PackedBytes, store: StoreSchema) -> dict[str, Any]:
