@@ -7,8 +7,8 @@ members.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -18,56 +18,23 @@ from penstock.api.http import field_types as of
 from penstock.api.http.json_response import json_response
 from penstock.api.http.status_codes import NO_CONTENT
 from penstock.shared.clients.admin import (
-    ClusterDescription,
-    ConfigEntry,
+    Admin,
     GroupDescription,
-    GroupListing,
     OffsetChange,
     PartitionLag,
     ShiftBy,
-    TopicDescription,
 )
+from penstock.shared.clients.admin.admin import Reset
 from penstock.shared.clients.admin.types import DEAD
 from penstock.shared.common.errors import DataError, GroupNotFound, UnknownTopicOrPartition
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.records import TopicPartition
 
 log = get_logger(__name__)
 
 Int64 = Field(ge=-(2**63), le=2**63 - 1)
 Offset = Field(ge=0, le=2**63 - 1)
-Reset = Literal["earliest", "latest"] | int | ShiftBy | Mapping[TopicPartition, int]
 State = Annotated[str, Field(examples=["Stable"])]
-
-
-class AdminClient(Protocol):
-    """The methods of `penstock.shared.clients.admin.Admin` that the routes use; see there."""
-
-    async def cluster(self) -> ClusterDescription: ...
-
-    async def list_topics(self) -> list[str]: ...
-
-    async def describe_topics(self, names: Iterable[str]) -> dict[str, TopicDescription]: ...
-
-    async def describe_configs(self, topic: str) -> dict[str, str | None]: ...
-
-    async def topic_configs(self, topics: Iterable[str]) -> dict[str, list[ConfigEntry]]: ...
-
-    async def list_offsets(self, specs: Mapping[TopicPartition, Any]) -> dict[TopicPartition, int]: ...
-
-    async def list_groups(self) -> list[GroupListing]: ...
-
-    async def describe_group(self, group_id: str) -> GroupDescription: ...
-
-    async def group_offsets(self, group_id: str) -> dict[TopicPartition, OffsetAndMetadata]: ...
-
-    async def group_lag(self, group_id: str) -> list[PartitionLag]: ...
-
-    async def reset_group_offsets(
-        self, group_id: str, to: Reset, partitions: Iterable[TopicPartition] | None = None, dry_run: bool = False
-    ) -> dict[TopicPartition, OffsetChange]: ...
-
-    async def delete_group(self, group_id: str) -> None: ...
 
 
 class ToOffset(BaseModel):
@@ -234,7 +201,7 @@ class OffsetsResponse(TypedDict):
     partitions: list[OffsetChangeRow]
 
 
-def admin_router(admin: AdminClient) -> APIRouter:
+def admin_router(admin: Admin) -> APIRouter:
     """Return all admin routes over one admin client."""
     router = APIRouter(tags=["admin"])
     _topic_routes(router, admin)
@@ -242,7 +209,7 @@ def admin_router(admin: AdminClient) -> APIRouter:
     return router
 
 
-def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
+def _topic_routes(router: APIRouter, admin: Admin) -> None:
     @router.get(
         "/v1/cluster", summary="The cluster's id, controller and brokers", responses={200: {"model": ClusterResponse}}
     )
@@ -291,7 +258,7 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
         return json_response(response)
 
 
-def _group_routes(router: APIRouter, admin: AdminClient) -> None:
+def _group_routes(router: APIRouter, admin: Admin) -> None:
     @router.get("/v1/groups", summary="All groups with their state", responses={200: {"model": GroupsResponse}})
     async def list_groups() -> Response:
         listings = await admin.list_groups()
@@ -346,7 +313,7 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
 
 
 async def _partitions_to_reset(
-    admin: AdminClient, topics: Sequence[str] | Mapping[str, Sequence[int]] | None
+    admin: Admin, topics: Sequence[str] | Mapping[str, Sequence[int]] | None
 ) -> list[TopicPartition] | None:
     """Return the partitions that `topics` selects, sorted: all partitions of a topic, or those that a mapping lists for
     it.

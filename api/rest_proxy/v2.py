@@ -16,7 +16,6 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from penstock.api.admin.routes import AdminClient
 from penstock.api.http import field_types as of
 from penstock.api.http.body import next_turn, read_body
 from penstock.api.http.problem import RETRIABLE, ErrorKind, Problem
@@ -33,6 +32,7 @@ from penstock.api.rest_proxy.embedded_format import INVALID, EmbeddedFormat, dec
 from penstock.api.rest_proxy.partitions import describe_partition, first_and_next_offset
 from penstock.api.rest_proxy.record_errors import error_code_of, error_message_of
 from penstock.api.rest_proxy.rest_producer import RestProducer
+from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.admin.types import PartitionDescription
 from penstock.shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
 
@@ -208,7 +208,7 @@ def _stored_record_row(outcome: RecordMetadata | BaseException) -> StoredRecord:
     return {"partition": None, "offset": None, "error_code": 2 if may_retry else 1, "error": error_message_of(outcome)}
 
 
-def v2_metadata_router(admin: AdminClient) -> APIRouter:
+def v2_metadata_router(admin: Admin) -> APIRouter:
     """Return the routes of topics, their partitions, and brokers."""
     router = APIRouter(tags=["rest proxy v2"], default_response_class=V2Response)
 
@@ -275,7 +275,7 @@ def v2_consumers_router() -> APIRouter:
     return router
 
 
-async def _partition_rows(admin: AdminClient, topic: str) -> list[PartitionOfTopic]:
+async def _partition_rows(admin: Admin, topic: str) -> list[PartitionOfTopic]:
     return [_row_of_partition(p) for p in (await admin.describe_topics([topic]))[topic].partitions]
 
 

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from penstock.api.admin.routes import AdminClient
 from penstock.api.http import field_types as of
 from penstock.api.http.json_response import json_response
 from penstock.api.http.problem import ErrorKind, Problem
@@ -25,7 +24,7 @@ from penstock.api.rest_proxy.v3_resources import (
     related,
     rows_of,
 )
-from penstock.shared.clients.admin import GroupDescription, MemberDescription
+from penstock.shared.clients.admin import Admin, GroupDescription, MemberDescription
 from penstock.shared.clients.admin.types import DEAD
 from penstock.shared.common.errors import GroupNotFound
 from penstock.shared.common.records import TopicPartition
@@ -145,7 +144,7 @@ class KafkaConsumerGroupLagSummary(TypedDict):
     max_lag_partition: Link
 
 
-def v3_groups_router(admin: AdminClient) -> APIRouter:
+def v3_groups_router(admin: Admin) -> APIRouter:
     """Return all routes under `/v3/clusters/{cluster_id}/consumer-groups`."""
     router = APIRouter(tags=["rest proxy v3"])
     # An id may have slashes, so `{group:id}` also matches the longer paths. The first match counts, so they come first.
@@ -154,7 +153,7 @@ def v3_groups_router(admin: AdminClient) -> APIRouter:
     return router
 
 
-def _add_group_routes(router: APIRouter, admin: AdminClient) -> None:
+def _add_group_routes(router: APIRouter, admin: Admin) -> None:
     @router.get(GROUPS, summary="REST Proxy v3: consumer groups", responses={200: {"model": KafkaConsumerGroupList}})
     async def list_groups(cluster_id: of.ClusterId, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
@@ -224,7 +223,7 @@ def _add_group_routes(router: APIRouter, admin: AdminClient) -> None:
         return json_response(_group_row(request, cluster_id, await _describe_group(admin, cluster_id, group)))
 
 
-def _add_lag_routes(router: APIRouter, admin: AdminClient) -> None:
+def _add_lag_routes(router: APIRouter, admin: Admin) -> None:
     @router.get(
         f"{GROUPS}/{{group:id}}/lags",
         summary="REST Proxy v3: a group's lag by partition",
@@ -262,7 +261,7 @@ def _add_lag_routes(router: APIRouter, admin: AdminClient) -> None:
         return json_response(_lag_summary(request, cluster_id, group, description, lag))
 
 
-async def _describe_group(admin: AdminClient, cluster_id: str, group: str) -> GroupDescription:
+async def _describe_group(admin: Admin, cluster_id: str, group: str) -> GroupDescription:
     """Return a group of the cluster. Raises GroupNotFound, and what `check_cluster` raises."""
     await check_cluster(admin, cluster_id)
     description = await admin.describe_group(group)
@@ -281,7 +280,7 @@ class _KnownLag(NamedTuple):
 
 
 async def _describe_group_with_lag(
-    admin: AdminClient, cluster_id: str, group: str
+    admin: Admin, cluster_id: str, group: str
 ) -> tuple[GroupDescription, list[_KnownLag]]:
     """Return a group and its lag in each partition with a committed offset and a leader.
 

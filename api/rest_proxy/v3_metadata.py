@@ -6,7 +6,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from penstock.api.admin.routes import AdminClient
 from penstock.api.http import field_types as of
 from penstock.api.http.json_response import json_response
 from penstock.api.http.problem import ErrorKind, Problem
@@ -34,10 +33,11 @@ from penstock.api.rest_proxy.v3_resources import (
     rows_of,
     topic_row,
 )
+from penstock.shared.clients.admin import Admin
 from penstock.shared.common.records import TopicPartition
 
 
-def v3_metadata_router(admin: AdminClient) -> APIRouter:
+def v3_metadata_router(admin: Admin) -> APIRouter:
     """Return the routes of clusters, brokers, topics with their configs, and partitions with their offsets."""
     router = APIRouter(tags=["rest proxy v3"])
     _cluster_routes(router, admin)
@@ -46,7 +46,7 @@ def v3_metadata_router(admin: AdminClient) -> APIRouter:
     return router
 
 
-def _cluster_routes(router: APIRouter, admin: AdminClient) -> None:
+def _cluster_routes(router: APIRouter, admin: Admin) -> None:
     @router.get(
         "/v3/clusters",
         summary="REST Proxy v3: the cluster, as a list of one",
@@ -83,7 +83,7 @@ def _cluster_routes(router: APIRouter, admin: AdminClient) -> None:
         raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_BROKER", "No such broker"), f"Broker {broker_id} cannot be found.")
 
 
-def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
+def _topic_routes(router: APIRouter, admin: Admin) -> None:
     @router.get(
         "/v3/clusters/{cluster_id}/topics", summary="REST Proxy v3: topics", responses={200: {"model": KafkaTopicList}}
     )
@@ -139,7 +139,7 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
         raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_CONFIG", "No such config"), f"Config {config} cannot be found.")
 
 
-def _partition_routes(router: APIRouter, admin: AdminClient) -> None:
+def _partition_routes(router: APIRouter, admin: Admin) -> None:
     path = "/v3/clusters/{cluster_id}/topics/{topic}/partitions"
 
     @router.get(path, summary="REST Proxy v3: a topic's partitions", responses={200: {"model": KafkaPartitionList}})

@@ -18,7 +18,6 @@ from pydantic import Field
 from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict
 
-from penstock.api.admin.routes import AdminClient
 from penstock.api.http import field_types as of
 from penstock.api.http.body import (
     BodyReader,
@@ -51,6 +50,7 @@ from penstock.api.rest_proxy.v3_records import (
     v3_record,
 )
 from penstock.api.rest_proxy.v3_resources import check_cluster
+from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import BrokerNotAvailable, KafkaTimeout
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 from penstock.shared.common.time_text import EPOCH
@@ -308,7 +308,7 @@ def _size_of_data(data_type: EmbeddedFormat | None, data: bytes | None) -> dict[
     return None if data_type is None else {"type": data_type, "size": 0 if data is None else len(data)}
 
 
-def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
+def v3_produce_router(producer: RestProducer, admin: Admin) -> APIRouter:
     """Return the routes `POST …/records` and `POST …/records:batch`."""
     router = APIRouter(tags=["rest proxy v3"])
     path = "/v3/clusters/{cluster_id}/topics/{topic}/records"

@@ -9,12 +9,11 @@ from fastapi import Request, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from penstock.api.admin.routes import AdminClient
 from penstock.api.http import field_types as of
 from penstock.api.http.json_response import json_response
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import NOT_FOUND
-from penstock.shared.clients.admin import ClusterDescription, ConfigEntry, TopicDescription
+from penstock.shared.clients.admin import Admin, ClusterDescription, ConfigEntry, TopicDescription
 from penstock.shared.clients.admin.types import BrokerDescription, PartitionDescription
 from penstock.shared.common.records import TopicPartition
 
@@ -294,7 +293,7 @@ def cluster_row(request: Request, cluster: ClusterDescription) -> KafkaCluster:
     }
 
 
-async def check_cluster(admin: AdminClient, cluster_id: str) -> ClusterDescription:
+async def check_cluster(admin: Admin, cluster_id: str) -> ClusterDescription:
     """Return the cluster that a v3 path names. Raises Problem (404) for another cluster id."""
     cluster = await admin.cluster()
     if cluster_id != (cluster.cluster_id or ""):

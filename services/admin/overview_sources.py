@@ -11,10 +11,10 @@ import httpx
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.api.admin.routes import AdminClient
 from penstock.api.console.overview import GroupSample, KafkaSample, ServiceSample
 from penstock.api.http.health import Check, CheckResult, describe_failing_checks, health_body, run_checks
 from penstock.api.streams.task_views import StreamsState
+from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.admin.types import DEAD
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import AuthorizationFailed, GroupNotFound, PenstockError, RetriableError
@@ -121,7 +121,7 @@ class LocalSource:
 class KafkaSource:
     """The cluster and its consumer groups, through an admin client."""
 
-    def __init__(self, admin: AdminClient, timeout_ms: int = KAFKA_TIMEOUT_MS) -> None:
+    def __init__(self, admin: Admin, timeout_ms: int = KAFKA_TIMEOUT_MS) -> None:
         self._admin = admin
         self._timeout_ms = timeout_ms
 
