@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.schema import StructType
+from numpy.typing import NDArray
 
 from penstock.shared.common.errors import LakeUnavailable, NotASnapshot
 from penstock.shared.common.lake.delta_tables import (
@@ -39,6 +40,10 @@ WINDOWS = "row = 'window'"
 """The condition for the rows of `state` that are changes of windows."""
 SLICE_ROWS = 250_000
 """Rows of `state` that are read and sorted at once. A restore holds two slices: it reads one and applies the other."""
+SLICE_BYTES = 256 << 20
+"""A slice has fewer rows than SLICE_ROWS if they would be larger than this, at the size of the slice before it."""
+FIRST_SLICE_ROWS = 1_000
+"""The first slice is small, since the size of its rows is not known."""
 
 
 class PartitionSnapshot(NamedTuple):
@@ -98,14 +103,14 @@ def read_window_changes(
     version: int,
     columns: Sequence[str],
     storage_options: Mapping[str, str] | None = None,
-) -> Iterator[pa.RecordBatch]:
+) -> Iterator[pa.Table]:
     """Read the changes of one store's windows in one partition, ordered by changelog offset.
 
     They come from one snapshot, which is the version `version` of the table `state`.
 
-    A batch has at most about SLICE_ROWS rows. Apply the batches in order. The last change of a window counts: if its
-    `live` is false, the window is not live any more. A store that is not in the snapshot has no batches.
-    Raises LakeUnavailable or NotASnapshot. The columns are:
+    They come in slices of at most about SLICE_ROWS rows and SLICE_BYTES bytes. Apply the slices in order. The last
+    change of a window counts: if its `live` is false, the window is not live any more. A store that is not in the
+    snapshot has no slices. Raises LakeUnavailable or NotASnapshot. The columns are:
 
     - key (binary), start_ms, end_ms (int64), live (bool).
     - The fields `columns` of the state, in this order (int64, float64 or binary). A field is null in a tombstone, and
@@ -128,29 +133,24 @@ def read_window_changes(
     # Rows may be in any order in the files, because other programs may rewrite the files. So the offsets alone are read
     # first, and divided into ranges (slices) whose rows fit in memory. Files and row groups without rows of the slice
     # are skipped by their statistics, if they have any.
-    for low, high in _offset_slices(table, where):
+    offsets = _sorted_offsets(table, where)
+    start = 0
+    rows_max = min(FIRST_SLICE_ROWS, SLICE_ROWS)
+    while start < len(offsets):
+        low = offsets[start]
+        high = offsets[min(start + rows_max, len(offsets)) - 1]
         within = f"{where} AND changelog_offset >= {low} AND changelog_offset <= {high}"
         sql = f"SELECT {', '.join((*WINDOW_COLUMNS, *state, 'changelog_offset'))} FROM t WHERE {within}"
-        yield from _sort_by_offset(query(table, sql), (*WINDOW_COLUMNS, *columns))
+        # The engine sorts: its batches are small. An Arrow array of all states would be limited to 2 GiB.
+        found = query(table, f"{sql} ORDER BY changelog_offset")
+        yield found.remove_column(found.num_columns - 1).rename_columns([*WINDOW_COLUMNS, *columns])
+        start = int(np.searchsorted(offsets, high, "right"))
+        rows_max = max(1, min(SLICE_ROWS, SLICE_BYTES * found.num_rows // found.nbytes))
 
 
-def _offset_slices(table: DeltaTable, where: str) -> list[tuple[int, int]]:
-    """Cut the changelog offsets of a snapshot's rows into ranges of about SLICE_ROWS rows, both ends inclusive."""
+def _sorted_offsets(table: DeltaTable, where: str) -> NDArray[np.int64]:
+    """Read the changelog offsets of a snapshot's rows."""
     column = query(table, f"SELECT changelog_offset FROM t WHERE {where}").column(0)
     if column.null_count:
         raise NotASnapshot(f"{table.table_uri} is not a snapshot: there are windows without a changelog offset")
-    if not len(column):
-        return []
-    offsets = np.sort(column.to_numpy())
-    lows = np.unique(offsets[::SLICE_ROWS])
-    return list(zip(lows.tolist(), [*(lows[1:] - 1).tolist(), int(offsets[-1])], strict=True))
-
-
-def _sort_by_offset(found: pa.Table, names: Sequence[str]) -> list[pa.RecordBatch]:
-    """Sort rows of a snapshot by their changelog offset: the last column, which is dropped."""
-    found = found.combine_chunks()
-    offsets = found.column(found.num_columns - 1).to_numpy()
-    if (offsets[1:] < offsets[:-1]).any():
-        found = found.take(pa.array(np.argsort(offsets, kind="stable")))
-    chosen = found.remove_column(found.num_columns - 1).rename_columns(list(names))
-    return list(chosen.combine_chunks().to_batches())
+    return np.sort(column.to_numpy())

@@ -358,10 +358,10 @@ class PartitionRestore:
         try:
             while (read := await reading) is not None:
                 reading = asyncio.create_task(asyncio.to_thread(next, slices, None))
-                for start in range(0, read.num_rows, RESTORE_ROWS_MAX):
+                for batch in read.to_batches(RESTORE_ROWS_MAX):
                     # Heartbeats and running tasks get a turn.
                     await asyncio.sleep(0)
-                    restore_windows(self.task, schema, read.slice(start, RESTORE_ROWS_MAX))
+                    restore_windows(self.task, schema, batch)
                     if local is not None and local.is_full:
                         local.write(None)
         finally:

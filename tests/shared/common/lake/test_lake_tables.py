@@ -151,6 +151,19 @@ def test_replayed_rows_are_the_live_windows(
     assert describe_tables(str(tmp_path), "app")["live_rows"] >= sum(map(len, expected.values()))
 
 
+def test_slices_are_limited_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are out of order in their files are sorted without an Arrow array of all states, which could have at
+    most 2 GiB."""
+    monkeypatch.setattr(state_snapshot, "SLICE_BYTES", 900_000)
+    for first in (1, 0):
+        offsets = range(first, 24_000, 2)
+        write_state(tmp_path, "app", [COUNTED], [live(0, "s", b"k" * 20, 1, 2, at, {"n_n": at}) for at in offsets])
+    slices = list(read_window_changes(str(tmp_path), "app", 0, "s", 1, ["n_n"]))
+    assert [n for slice_ in slices for n in slice_.column("n_n").to_pylist()] == [*range(24_000)]
+    assert max(slice_.nbytes for slice_ in slices) < 900_000 < sum(slice_.nbytes for slice_ in slices)
+    assert 8_000 < max(len(batch) for slice_ in slices for batch in slice_.to_batches()) < 10_000
+
+
 def test_a_rewrite_changes_nothing(tmp_path: Path) -> None:
     """After a rewrite of one partition its windows are the same, those of others stay, and an
     earlier version is unchanged.
