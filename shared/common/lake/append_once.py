@@ -223,11 +223,14 @@ def _known_type(kind: Any, kept: Any) -> Any:
     if kept is not None and pa.types.is_map(kind) and pa.types.is_map(kept):
         return pa.map_(_known_type(kind.key_type, kept.key_type), _known_type(kind.item_type, kept.item_type))
     if pa.types.is_struct(kind):
+        # All fields of the table: Delta's cast adds none in a map, and none to a struct that shares none.
         others = {field.name: field.type for field in kept} if kept is not None and pa.types.is_struct(kept) else {}
         fields = [(field.name, _known_type(field.type, others.get(field.name))) for field in kind]
-        if known := [(name, one) for name, one in fields if one is not None]:
-            return pa.struct(known)
-        return kept if kept is None or others else kind
+        known = {name: one for name, one in fields if one is not None}
+        # The data's fields first: Arrow before version 20 casts to a struct only in the same order.
+        if known := {**known, **others, **known}:
+            return pa.struct(known.items())
+        return None if kept is None else kind
     if _is_list_type(kind):
         item = _known_type(kind.value_type, kept.value_type if kept is not None and _is_list_type(kept) else None)
         if item is not None:

@@ -120,6 +120,32 @@ def test_numbers_within_values_are_converted(tmp_path: Path) -> None:
     assert [type(value) for value in (row["pos"]["lat"], row["l"][0], row["pos"]["to"][0]["n"])] == [float, float, int]
 
 
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (pa.array([[{"a": 1}]]), pa.array([[{"b": 2}]])),
+        (pa.array([{"x": [{"a": 1, "c": 0}]}]), pa.array([{"x": [{"b": 2, "c": 0}]}])),
+        *[
+            (
+                pa.array(
+                    [[("k", {"a": 1, "b": 3})]], pa.map_(pa.string(), pa.struct({"a": pa.int64(), "b": pa.int64()}))
+                ),
+                pa.array([[("k", {"b": 2})]], pa.map_(pa.string(), pa.struct({name: pa.int64() for name in names}))),
+            )
+            for names in ("b", "ba")
+        ],
+    ],
+)
+def test_structs_within_lists_and_maps_may_lack_fields(tmp_path: Path, first: Any, then: Any) -> None:
+    """A producer of an older schema version lacks fields that the table has. No value is lost."""
+    append_once(str(tmp_path), pa.table({"n": first}), {"a": (None, 1)}, {})
+    append_once(str(tmp_path), pa.table({"n": then}), {"a": (1, 2)}, {})
+    (row,) = (
+        text for row in DeltaTable(str(tmp_path)).to_pyarrow_table().to_pylist() if "'b': 2" in (text := str(row))
+    )
+    assert "'a': None" in row
+
+
 def test_a_row_that_violates_a_constraint_is_an_error_of_the_data(tmp_path: Path) -> None:
     """A retry would raise the same error, so it is no error of the storage. Nothing is appended."""
     append_once(str(tmp_path), pa.table({"n": [1]}), {"a": (None, 1)}, {})
