@@ -31,6 +31,7 @@ from penstock.shared.connect.errors import BadRequest
 SECRET_WORDS = (
     *("password", "secret", "token", "jaas.config", "credential", "api.key", "basic.auth.user.info"),
     *("ssl.keystore.key", "http.headers", "authorization"),
+    *("account_key", "account.key", "access_key", "access.key", "sas_key", "connection_string"),
 )
 """A setting that the connector does not define is secret if its name contains one of these."""
 PLUGINS_MAX = 1_000
@@ -44,8 +45,8 @@ USER_INFO = re.compile(
     rf"(?<=://)((?:{_ANY_VARIABLE}|{_DOLLAR}|[^\s:/?#@$])*):((?:{_ANY_VARIABLE}|{_DOLLAR}|[^\s/?#$])+)@"
 )
 PARAMETER = re.compile(
-    r"([?&;][\w.\-]*(?:password|passwd|pwd|secret|token|credential|signature|api[._\-]?key|access[._\-]?key)[\w.\-]*=)"
-    r"([^&;#\s]+)",
+    r"([?&;](?:[\w.\-]*(?:password|passwd|pwd|secret|token|credential|signature|api[._\-]?key|access[._\-]?key)[\w.\-]*"
+    r"|sig)=)([^&;#\s]+)",
     re.IGNORECASE,
 )
 

@@ -17,6 +17,7 @@ from penstock.shared.connect.config_provider import (
     FileConfigProvider,
     unresolved,
 )
+from penstock.shared.connect.connectors.delta import DeltaSinkConnector
 from penstock.shared.connect.connectors.http import HttpSinkConnector
 from penstock.shared.connect.connectors.postgres.sink import PostgresSinkConnector
 from penstock.shared.connect.errors import BadRequest
@@ -247,6 +248,25 @@ def test_passwords_of_urls_are_hidden() -> None:
     assert restored(redacted(config, PostgresSinkConnector), config, PostgresSinkConnector) == config
     with pytest.raises(BadRequest, match=r"connection\.url.*\[hidden\]"):
         restored({"connection.url": URL.replace("pl41n@db", "[hidden]@other")}, config, PostgresSinkConnector)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("AWS_SECRET_ACCESS_KEY", "azure_storage_account_key", "account_key", "azure_storage_sas_key"),
+        *("google_service_account_key", "connection_string"),
+    ],
+)
+def test_keys_of_object_stores_are_hidden(name: str) -> None:
+    """The sinks to object stores do not define these settings: their names suggest a secret."""
+    config = {f"storage.{name}": "s3cret", "storage.azure_storage_account_name": "shop"}
+    assert redacted(config, DeltaSinkConnector) == {**config, f"storage.{name}": "[hidden]"}
+
+
+def test_the_signature_of_a_shared_url_is_hidden() -> None:
+    """Azure's URLs have their secret in `sig`. Parameters such as `sigma` are not secret."""
+    config = {"http.url": "https://shop/x?sv=1&sig=a%2Fb&sigma=2"}
+    assert redacted(config, None) == {"http.url": "https://shop/x?sv=1&sig=[hidden]&sigma=2"}
 
 
 def test_headers_and_private_keys_are_hidden() -> None:
