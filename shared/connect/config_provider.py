@@ -75,7 +75,12 @@ class _PathConfigProvider(ConfigProvider):
 
     def configure(self, params: Mapping[str, str]) -> None:
         if allowed := params.get("allowed.paths"):
-            self._allowed = [Path(path.strip()).resolve() for path in allowed.split(",")]
+            paths = [path.strip() for path in allowed.split(",")]
+            for path in paths:
+                if not Path(path).is_absolute():
+                    # An empty path is the worker's current folder.
+                    raise ConfigError(f"allowed.paths: {path!r} must be an absolute path")
+            self._allowed = [Path(path).resolve() for path in paths]
 
     def _read_allowed_file(self, path: Path) -> str | None:
         """Return the file's text, or None if there is no regular file at the path.

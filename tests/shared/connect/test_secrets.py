@@ -88,7 +88,9 @@ def test_files_outside_of_the_allowed_paths_are_errors(tmp_path: Path) -> None:
 
 
 def test_a_worker_names_its_providers(tmp_path: Path) -> None:
-    """`config.providers` names Kafka's or our classes; an unknown provider or an invalid pattern is an error."""
+    """`config.providers` names Kafka's or our classes. An unknown provider, an invalid pattern, or an allowed path that
+    is empty or relative is an error.
+    """
     props = {"config.providers.f.class": "org.apache.kafka.common.config.provider.FileConfigProvider"}
     file = tmp_path / "p"
     file.write_text("k=v")
@@ -98,6 +100,10 @@ def test_a_worker_names_its_providers(tmp_path: Path) -> None:
     pattern = "config.providers.env.param.allowlist.pattern"
     with pytest.raises(ConfigError, match=re.escape(pattern)):
         ConfigTransformer.of_worker(["env"], {pattern: "APP_("})
+    paths = "config.providers.file.param.allowed.paths"
+    for allowed in ("/secrets,", "secrets"):
+        with pytest.raises(ConfigError, match=re.escape(paths)):
+            ConfigTransformer.of_worker(["file"], {paths: allowed})
 
 
 def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
