@@ -12,14 +12,13 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 from datetime import date
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.json_decoding import JSON_POINTER
-from penstock.shared.common.settings import PositiveMs, Section, ServiceSettings
+from penstock.shared.common.settings import NonEmptyPath, PositiveMs, Section, ServiceSettings
 from penstock.shared.common.time_text import TimeUnit, time_ms
 
 HOUR_MS = 3_600_000
@@ -79,7 +78,9 @@ class TopicSettings(Section):
     cloudevents: CloudEventsForm = Field(
         default="data", description="how a CloudEvent is stored: data (attributes become headers) or envelope"
     )
-    json_schema: Path | None = Field(default=None, description="file with the JSON Schema that validates events")
+    json_schema: NonEmptyPath | None = Field(
+        default=None, description="file with the JSON Schema that validates events"
+    )
 
 
 class IngestSettings(Section):

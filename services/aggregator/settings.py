@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Base64Bytes, Field, field_validator, model_validator
@@ -24,7 +23,14 @@ from penstock.services.compaction_settings import (
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange, raw_key
 from penstock.shared.common.lake.location import require_location
-from penstock.shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
+from penstock.shared.common.settings import (
+    CommandSettings,
+    HttpSettings,
+    KafkaSettings,
+    NonEmptyPath,
+    PositiveMs,
+    Section,
+)
 from penstock.shared.common.time_text import TIME_MS_MAX, time_ms
 from penstock.shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX
 from penstock.shared.streams.settings import StreamsSettings
@@ -79,7 +85,7 @@ class QueriesSettings(Section):
         description="URL of this instance for the others; default: http.host and port (0.0.0.0: the machine's name)",
     )
     timeout_ms: PositiveMs = Field(default=1_500, description="how long another instance may take to answer")
-    ssl_cafile: Path | None = Field(
+    ssl_cafile: NonEmptyPath | None = Field(
         default=None, description="PEM file of the authorities that verify the other instances' certificates"
     )
     changelog_timeout_ms: PositiveMs = Field(

@@ -17,6 +17,7 @@ from penstock.shared.common.settings import (
     HttpSettings,
     KafkaSettings,
     LogSettings,
+    NonEmptyPath,
     Port,
     PositiveMs,
 )
@@ -29,7 +30,7 @@ class UpSettings(DaemonSettings):
     http: HttpSettings = HttpSettings(port=8080)
     log: LogSettings = LogSettings(level="warning")
     shutdown_timeout_ms: PositiveMs = Field(default=30_000, description="time limit of each service's shutdown")
-    data_dir: Path = Field(
+    data_dir: NonEmptyPath = Field(
         default=Path(".penstock"), description="folder of Kafka's data, the lake, connectors' files and the logs"
     )
     broker: EmbeddedKafkaSettings = EmbeddedKafkaSettings()
@@ -74,7 +75,7 @@ class ConnectWorkerSettings(GuardedSettings):
     """
 
     connect: dict[str, str] = Field(default={}, description="settings of the worker, by Kafka Connect's names")
-    connect_files: Path | None = Field(
+    connect_files: NonEmptyPath | None = Field(
         default=None, description="folder that file connectors may use, unless connect sets connect.files.allowed"
     )
 
@@ -97,4 +98,4 @@ class DoctorSettings(CommandSettings):
     topics: Names = Field(
         default=(), description="topics with event times, comma-separated; default: all topics are checked"
     )
-    data_dir: Path = Field(default=DEFAULT_DATA_DIR, description="data folder of an embedded Kafka")
+    data_dir: NonEmptyPath = Field(default=DEFAULT_DATA_DIR, description="data folder of an embedded Kafka")

@@ -18,7 +18,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -52,6 +61,16 @@ _SERVER = re.compile(r"(?:\[[0-9a-fA-F:.]+(?:%\w+)?\]|[^\s:/\[\],@]+):(?P<port>\
 PORT_MAX = 65_535
 Port = Annotated[int, Field(ge=0, le=PORT_MAX)]
 PositiveMs = Annotated[int, Field(gt=0)]
+
+
+def _require_path(given: Any) -> Any:
+    if given == "":
+        raise ValueError("must not be empty")
+    return given
+
+
+NonEmptyPath = Annotated[Path, BeforeValidator(_require_path)]
+"""A path that is not empty: an empty one would be the current folder."""
 
 HEAD_BYTES_MIN = 4_096
 """The minimum of `http.max_head_bytes`: a browser's headers take some 1,000 bytes, with cookies more."""
@@ -133,9 +152,11 @@ class KafkaSettings(Section):
         pattern=r"^[\w.]+:[\w.]+$",
         description="module:function that returns an OAUTHBEARER token",
     )
-    ssl_cafile: Path | None = Field(default=None, description="PEM file of the certificate authorities to trust")
-    ssl_certfile: Path | None = Field(default=None, description="PEM file of the client's certificate")
-    ssl_keyfile: Path | None = Field(default=None, description="PEM file of the client's key")
+    ssl_cafile: NonEmptyPath | None = Field(
+        default=None, description="PEM file of the certificate authorities to trust"
+    )
+    ssl_certfile: NonEmptyPath | None = Field(default=None, description="PEM file of the client's certificate")
+    ssl_keyfile: NonEmptyPath | None = Field(default=None, description="PEM file of the client's key")
     ssl_key_password: SecretStr | None = None
     request_timeout_ms: PositiveMs = 30_000
     metadata_max_age_ms: PositiveMs = 300_000
@@ -190,10 +211,12 @@ class HttpSettings(Section):
 
     host: str = "127.0.0.1"
     port: Port = Field(default=0, description="0: a free one, printed at start-up")
-    ssl_certfile: Path | None = Field(
+    ssl_certfile: NonEmptyPath | None = Field(
         default=None, description="PEM file of the certificate; with it the address is https"
     )
-    ssl_keyfile: Path | None = Field(default=None, description="PEM file of its key, where it is not in the same file")
+    ssl_keyfile: NonEmptyPath | None = Field(
+        default=None, description="PEM file of its key, where it is not in the same file"
+    )
     ssl_key_password: SecretStr | None = None
     forwarded_allow_ips: tuple[str, ...] = Field(
         default=(), description="proxies whose X-Forwarded-For and -Proto are believed: addresses or networks"
@@ -348,7 +371,8 @@ class _Environment(EnvSettingsSource):
 def find_settings_file(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], Path | None]:
     """Return the arguments without `--config`, and the path of the settings file, None if there is none."""
     rest = []
-    named = environ.get(f"{ENV_PREFIX}CONFIG")
+    # In a compose file, an empty variable is one that is not set.
+    named = environ.get(f"{ENV_PREFIX}CONFIG") or None
     iterator = iter(arguments)
     for argument in iterator:
         if argument == "--config":

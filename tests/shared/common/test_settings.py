@@ -108,7 +108,7 @@ def test_three_ways_to_name_the_file() -> None:
         Path(f"{name}.toml").write_text(f'[store]\npath = "{name}"\n')
     assert load("--config", "flag.toml", PENSTOCK_CONFIG="env.toml").store.path == "flag"
     assert load(PENSTOCK_CONFIG="env.toml").store.path == "env"
-    assert load().store.path == "penstock"
+    assert load().store.path == load(PENSTOCK_CONFIG="").store.path == "penstock"
 
 
 def test_one_file_serves_all() -> None:
@@ -175,6 +175,7 @@ def test_a_dict_from_flags() -> None:
             "PENSTOCK_SHUTDOWN_TIMEOUT_MS)",
         ),
         (["--log.level=loud"], {}, "log.level: Input should be 'debug', 'info', 'warning' or 'error', got 'loud'"),
+        ([], {"PENSTOCK_HTTP__SSL_CERTFILE": ""}, "http.ssl_certfile: must not be empty"),
         (["--kafka.bootstrap-servers="], {}, "(--kafka.bootstrap-servers, PENSTOCK_KAFKA__BOOTSTRAP_SERVERS)"),
         (
             [],
