@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 
 from penstock.shared.connect.config_def import ConfigDef, Importance, Type
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector
-from penstock.shared.connect.errors import TooManyTasks
+from penstock.shared.connect.errors import BadRequest, TooManyTasks
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec
 from tests.shared.connect.harness import (
@@ -43,6 +44,25 @@ async def test_task_configs_keep_a_variable_whose_value_has_changed(tmp_path: Pa
         (tmp_path / "path").write_text("new")
         configs = await run.worker.connector_task_configs("s", config)
         assert [task["file"] for task in configs] == [config["file"]] * 2
+
+
+async def test_values_of_task_configs_become_texts() -> None:
+    """Tasks get texts, whatever the connector returns. A value without a JSON form is an error with its name."""
+    made: dict[str, Any] = {"shard": 1, "is_last": True, "filter": None}
+
+    class Sharded(FileStreamSinkConnector):
+        async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+            return [made]
+
+    async with running() as run:
+        run.worker.plugins.add(Sharded, "Sharded")
+        config = {**SINK, "connector.class": "Sharded"}
+        await run.worker.start_connector("s", config, TargetState.STARTED, run.listener)
+        (task,) = await run.worker.connector_task_configs("s", config)
+        assert {name: task[name] for name in made if name in task} == {"shard": "1", "is_last": "true"}
+        made["filter"] = Path("x")
+        with pytest.raises(BadRequest, match="'filter'"):
+            await run.worker.connector_task_configs("s", config)
 
 
 async def test_more_tasks_than_tasks_max_are_an_error() -> None:
