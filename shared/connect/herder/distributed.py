@@ -277,20 +277,14 @@ class DistributedHerder(BaseHerder):
 
     async def _rebalance_completed(self) -> bool:
         """Start the assigned work if it was not started yet. Returns False if the worker must first join the group
-        again."""
+        again. Raises KafkaTimeout if the configs cannot be read in time."""
         assignment = self.member.assignment
         if self._resolved or assignment is None:
             return True
-        # 1. Read the configs up to the assignment's offset. If that takes too long, the worker leaves the group for a
-        #    while, so that others get its work.
+        # 1. Read the configs up to the assignment's offset. If that takes too long, KafkaTimeout is raised and the turn
+        #    is retried. Meanwhile the work that runs goes on, and the worker stays in the group.
         if self.snapshot().offset < assignment.config_offset:
-            try:
-                await self._stores.configs.refresh(self._config["worker.sync.timeout.ms"])
-            except KafkaTimeout as e:
-                log.warning("left the group: the config topic could not be read in time", reason=str(e))
-                await self._coordinator.step_out()
-                await asyncio.sleep(self._config["worker.unsync.backoff.ms"] / 1000)
-                return False
+            await self._stores.configs.refresh(self._config["worker.sync.timeout.ms"])
         self.member.config_offset = self.snapshot().offset
         # 2. Claim the config topic before any write of a leader.
         await self._lead_or_follow()

@@ -46,9 +46,9 @@ def distributed_config() -> ConfigDef:
         .define("scheduled.rebalance.max.delay.ms", Type.INT, 300_000, LOW,
                 "Maximum time that the work of a departed worker waits for its return.", at_least(0))
         .define("worker.sync.timeout.ms", Type.INT, 3_000, MEDIUM,
-                "Maximum time for a worker to read the configs up to the offset of its assignment.", at_least(1))
+                "Maximum time for a worker to read the configs of its assignment, before it retries.", at_least(1))
         .define("worker.unsync.backoff.ms", Type.INT, 300_000, MEDIUM,
-                "Time that a worker stays out of the group after worker.sync.timeout.ms has passed.", at_least(0))
+                "Accepted for compatibility: a worker that cannot read the configs stays in the group.")
         .define("inter.worker.key.generation.algorithm", Type.STRING, "HmacSHA256", LOW,
                 "Algorithm of the session key.", one_of(*HASHES))
         .define("inter.worker.key.size", Type.INT, None, LOW,

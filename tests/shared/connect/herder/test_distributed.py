@@ -513,6 +513,48 @@ async def test_a_worker_that_was_removed_before_it_started_its_work_joins_again(
         await until(lambda: states(leader) == ["RUNNING"] * 3)
 
 
+async def test_a_worker_that_cannot_read_new_configs_keeps_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a worker cannot read the configs of its new assignment in time, its running work goes on. The new work starts
+    once the configs can be read."""
+    monkeypatch.setattr(distributed, "RETRY_MS", 10)
+    short = {"worker_sync_timeout_ms": "20"}
+    readable, timeouts = asyncio.Event(), 0
+    async with (
+        FakeCluster() as cluster,
+        running_herder(cluster, "a:1", **short) as first,
+        running_herder(cluster, "b:1", **short) as second,
+    ):
+        await until(lambda: first.member.is_leader != second.member.is_leader)
+        leader, other = (first, second) if first.member.is_leader else (second, first)
+        await leader.put_connector("c", config(), replace=False)
+        await until(lambda: len(leader.worker.task_ids()) == len(other.worker.task_ids()) == 1)
+        kept, configs = other.worker.task_ids(), cast(Any, other._stores.configs)
+        poll_topic, refresh = configs._log._poll_topic, configs.refresh
+
+        async def poll_readable_topic(consumer: Any) -> None:
+            await readable.wait()
+            await poll_topic(consumer)
+
+        async def refresh_counted(timeout_ms: int) -> None:
+            nonlocal timeouts
+            try:
+                await refresh(timeout_ms)
+            except KafkaTimeout:
+                timeouts += 1
+                raise
+
+        monkeypatch.setattr(configs._log, "_poll_topic", poll_readable_topic)
+        monkeypatch.setattr(configs, "refresh", refresh_counted)
+        # Ends the poll that runs.
+        await leader.set_cluster_level("x", "INFO")
+        await until(lambda: other.snapshot().offset == leader.snapshot().offset)
+        await leader.put_connector("d", config("d"), replace=False)
+        await until(lambda: timeouts > 2)
+        assert other.worker.task_ids() == kept
+        readable.set()
+        await until(lambda: len(leader.worker.task_ids()) == len(other.worker.task_ids()) == 2)
+
+
 async def test_a_slow_patch_blocks_nothing() -> None:
     """While a patch is validated, other changes are made and kept, and a deleted connector is not created again."""
     async with FakeCluster() as cluster, running_herder(cluster, "a:1") as herder:
