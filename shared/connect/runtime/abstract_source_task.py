@@ -374,6 +374,8 @@ class AbstractWorkerSourceTask(WorkerTask):
                 "create it, or have the worker create it: set topic.creation.default.partitions and "
                 "topic.creation.default.replication.factor in the connector's configuration"
             )
+        elif topic in self._known_topics:
+            todo = "it was deleted while the task ran: restart the task, which then creates it"
         else:
             why = "Kafka has not answered" if self._topic_error is None else str(self._topic_error)
             todo = f"create it, since the worker could not ({why})"

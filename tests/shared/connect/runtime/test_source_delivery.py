@@ -330,13 +330,16 @@ async def test_a_topic_that_stays_missing_fails_the_task() -> None:
         assert run.store.data == {KEY: b'{"position":1}'}
 
 
-async def test_a_topic_that_is_deleted_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topic that is deleted after the task wrote to it fails the task."""
+@pytest.mark.parametrize("creates", [False, True])
+async def test_a_topic_that_is_deleted_fails_the_task(monkeypatch: pytest.MonkeyPatch, creates: bool) -> None:
+    """A topic that is deleted after the task wrote to it fails the task. The error says what to do, also if the
+    connector creates topics."""
+    created = {"topic_creation_default_partitions": "1", "topic_creation_default_replication_factor": "1"}
     # The first record after the deletion is never sent.
     monkeypatch.setattr(abstract_source_task, "CLOSE_TIMEOUT_MS", 100)
     async with running(topic_wait_timeout_ms="300", offset_flush_timeout_ms="100") as run:
         run.cluster.create_topic("short")
-        id = await started(run, producer_override_metadata_max_age_ms="100")
+        id = await started(run, producer_override_metadata_max_age_ms="100", **(created if creates else {}))
         task().batches.put_nowait([source_record("a", 1, topic="short")])
         await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
         run.cluster.delete_topic("short")
@@ -346,6 +349,7 @@ async def test_a_topic_that_is_deleted_fails_the_task(monkeypatch: pytest.Monkey
             task().batches.put_nowait([source_record("b", position, topic="short")])
             await run.until(lambda: task().batches.empty() or "failure" in run.listener.of(id))
         assert "topic short" in run.listener.traces[0]
+        assert ("it was deleted" if creates else "create it, or") in run.listener.traces[0]
         assert run.store.data == {KEY: b'{"position":1}'}
 
 
