@@ -94,3 +94,12 @@ def with_prefix(props: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     {'schemas.enable': 'false'}
     """
     return {name[len(prefix) :]: value for name, value in props.items() if name.startswith(prefix)}
+
+
+def parse_aliases(props: Mapping[str, str], name: str) -> list[str]:
+    """Return the aliases in a setting such as `transforms`. Empty ones are left out.
+
+    >>> parse_aliases({"transforms": "route, mask,"}, "transforms")
+    ['route', 'mask']
+    """
+    return [alias.strip() for alias in props.get(name, "").split(",") if alias.strip()]

@@ -27,6 +27,7 @@ from penstock.shared.connect.config_def import (
     regex,
 )
 from penstock.shared.connect.connector import Connector, SinkConnector
+from penstock.shared.connect.properties import parse_aliases
 from penstock.shared.connect.runtime.plugins import KINDS, Plugins, plugin_version
 from penstock.shared.connect.runtime.topic_creation import DEFAULT_GROUP
 from penstock.shared.connect.version import CONNECT_VERSION
@@ -182,7 +183,7 @@ def source_config(props: Mapping[str, str] | None = None) -> ConfigDef:
     return _with_topic_creation(definition, props or {})
 # fmt: on
 def _with_topic_creation(definition: ConfigDef, props: Mapping[str, str]) -> ConfigDef:
-    groups = [name.strip() for name in props.get("topic.creation.groups", "").split(",") if name.strip()]
+    groups = parse_aliases(props, "topic.creation.groups")
     if not groups and not any(name.startswith("topic.creation.default.") for name in props):
         return definition
     for alias in dict.fromkeys([*groups, DEFAULT_GROUP]):
@@ -292,7 +293,7 @@ def _define_transform_settings(
 ) -> None:
     """Add to a connector's settings those of each transform or predicate that it names. Each gets its own group."""
     singular = chain.removesuffix("s").capitalize()
-    for alias in dict.fromkeys(name.strip() for name in props.get(chain, "").split(",") if name.strip()):
+    for alias in dict.fromkeys(parse_aliases(props, chain)):
         prefix = f"{chain}.{alias}."
         group = f"{chain.capitalize()}: {alias}"
         recommended = [desc.name for desc in plugins.of_kind(kind)]
@@ -330,8 +331,7 @@ def _validate_plugin_kind(plugins: Plugins, kind: str) -> Any:
 
 def _validate_predicate_name(props: Mapping[str, str]) -> Any:
     def check_predicate_name(name: str, value: Any) -> None:
-        known = [alias.strip() for alias in props.get("predicates", "").split(",")]
-        if value is not None and value not in known:
+        if value is not None and value not in parse_aliases(props, "predicates"):
             raise invalid(name, value, "Predicate is not listed in 'predicates'.")
 
     return check_predicate_name

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.shared.clients.admin import NewTopic
-from penstock.shared.connect.properties import with_prefix
+from penstock.shared.connect.properties import parse_aliases, with_prefix
 
 DEFAULT_GROUP = "default"
 OWN = ("include", "exclude", "partitions", "replication.factor")
@@ -53,12 +53,12 @@ class TopicCreationGroups:
     @classmethod
     def of(cls, props: Mapping[str, str]) -> TopicCreationGroups | None:
         """Return the topic groups of a validated configuration, or None if it does not configure new topics."""
-        names = [name.strip() for name in props.get("topic.creation.groups", "").split(",")]
         fallback = with_prefix(props, f"topic.creation.{DEFAULT_GROUP}.")
         if "partitions" not in fallback or "replication.factor" not in fallback:
             return None
         groups = []
-        for name in [*dict.fromkeys(name for name in names if name not in ("", DEFAULT_GROUP)), DEFAULT_GROUP]:
+        names = dict.fromkeys(parse_aliases(props, "topic.creation.groups"))
+        for name in [*(name for name in names if name != DEFAULT_GROUP), DEFAULT_GROUP]:
             own = with_prefix(props, f"topic.creation.{name}.")
             groups.append(
                 TopicCreationGroup(

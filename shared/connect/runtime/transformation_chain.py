@@ -9,7 +9,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.config_def import Type, parse
 from penstock.shared.connect.errors import summary_of
-from penstock.shared.connect.properties import with_prefix
+from penstock.shared.connect.properties import parse_aliases, with_prefix
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.redaction import Mask, unmasked
 from penstock.shared.connect.runtime.plugins import Plugins, class_name
@@ -61,7 +61,7 @@ class TransformationChain:
         """Return the transforms that a connector's configuration names. Raises ConfigError if one of them is
         invalid."""
         stages = []
-        for alias in _parse_aliases(props, "transforms"):
+        for alias in parse_aliases(props, "transforms"):
             own = with_prefix(props, f"transforms.{alias}.")
             transformation: Transformation = plugins.make("transformation", own.get("type", ""))
             transformation.configure(type(transformation).config().parse(own))
@@ -74,13 +74,9 @@ class TransformationChain:
 
     @staticmethod
     def _make_predicate(plugins: Plugins, props: Mapping[str, str], name: str, alias: str) -> Predicate:
-        if name not in _parse_aliases(props, "predicates"):
+        if name not in parse_aliases(props, "predicates"):
             raise ConfigError(f"transforms.{alias}.predicate: {name} is not listed in 'predicates'")
         own = with_prefix(props, f"predicates.{name}.")
         predicate: Predicate = plugins.make("predicate", own.get("type", ""))
         predicate.configure(type(predicate).config().parse(own))
         return predicate
-
-
-def _parse_aliases(props: Mapping[str, str], chain: str) -> list[str]:
-    return [alias.strip() for alias in props.get(chain, "").split(",") if alias.strip()]

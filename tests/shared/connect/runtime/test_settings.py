@@ -78,11 +78,14 @@ def test_validation_errors_equal_the_recording(plugins: Plugins) -> None:
 
 
 def test_settings_of_transforms_are_validated(plugins: Plugins) -> None:
-    """The settings of a named transform are validated, in a group of their own."""
+    """The settings of a named transform are validated, in a group of their own. An empty predicate is unknown."""
     props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t", "transforms": "one"}
     infos = validate_connector(plugins, {**props, "transforms.one.type": "no.Such"}, WORKER)
     assert "Transforms: one" in infos.groups
     assert "no.Such for configuration transforms.one.type" in infos.errors[0]
+    flatten = {"transforms.one.type": "org.apache.kafka.connect.transforms.Flatten$Value"}
+    (error,) = validate_connector(plugins, {**props, **flatten, "transforms.one.predicate": ""}, WORKER).errors
+    assert "transforms.one.predicate" in error
 
 
 def test_a_sink_reads_topics_or_a_pattern(plugins: Plugins) -> None:
