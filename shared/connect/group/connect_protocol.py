@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from penstock.shared.clients.protocol.primitive_types import PrimitiveReader, encode_bytes, encode_string
 from penstock.shared.connect.runtime.states import ConnectorTaskId
@@ -99,7 +99,6 @@ class ExtendedAssignment:
     revoked: ConnectorsAndTasks = NOTHING
     delay_ms: int = 0
     error: int = NO_ERROR
-    version: int = field(default=SESSIONED, compare=False)
 
     @property
     def failed(self) -> bool:
@@ -158,7 +157,7 @@ def decode_assignment(data: bytes) -> ExtendedAssignment:
     offset = read.int64()
     work = _read_work(read)
     if version == EAGER or read.at_end:
-        return ExtendedAssignment(leader, leader_url, offset, work, error=error, version=version)
+        return ExtendedAssignment(leader, leader_url, offset, work, error=error)
     revoked = _read_work(read)
     delay_ms = 0 if read.at_end else read.int32()
     return ExtendedAssignment(
@@ -169,7 +168,6 @@ def decode_assignment(data: bytes) -> ExtendedAssignment:
         revoked=revoked,
         delay_ms=delay_ms,
         error=error,
-        version=version,
     )
 
 

@@ -84,12 +84,8 @@ class WorkerCoordinator:
                 asyncio.create_task(self._watch_membership(), name="worker's membership"),
             ]
         while self.member.needs_to_join:
-            await self.run_once()
-
-    async def run_once(self) -> None:
-        """Execute one step."""
-        step = self.member.next_step(self._clock.monotonic_ms())
-        await self._requests.execute(step, self._execute_step(step))
+            step = self.member.next_step(self._clock.monotonic_ms())
+            await self._requests.execute(step, self._execute_step(step))
 
     async def close(self) -> None:
         """Leave the group. The caller must have stopped the worker's work before."""

@@ -20,10 +20,11 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.connect import redaction
 from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, summary_of
 from penstock.shared.connect.herder import views
-from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, request_timeout
+from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, CommandQueue, request_timeout
 from penstock.shared.connect.herder.connector_offsets import ConnectorOffsets, Row, Wanted
 from penstock.shared.connect.herder.errors import AlreadyExists, Forbidden, RequestTimedOut, StaleConfig
 from penstock.shared.connect.herder.loggers import Loggers
+from penstock.shared.connect.herder.restart_plan import RestartPlan, plan_restart
 from penstock.shared.connect.herder.status_reporter import StatusReporter
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
@@ -34,7 +35,7 @@ from penstock.shared.connect.runtime.plugins import Plugins, connector_type, plu
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
-from penstock.shared.connect.storage.config_records import Config
+from penstock.shared.connect.storage.config_records import Config, RestartRequest
 from penstock.shared.connect.storage.config_store import ConfigStore
 from penstock.shared.connect.storage.status_store import StatusStore
 from penstock.shared.connect.version import CONNECT_VERSION
@@ -74,7 +75,9 @@ class BaseHerder(ABC):
     """Answers reads, validates configs, and alters offsets. `generation` is that of the group, 0 without a group."""
 
     generation = 0
+    _commands: CommandQueue
     _runner: WorkRunner
+    _started = False
 
     def __init__(
         self, worker: Worker, admin: Admin, stores: Stores, worker_id: str, *, clock: Clock = SYSTEM_CLOCK
@@ -99,7 +102,11 @@ class BaseHerder(ABC):
     @property
     def is_ready(self) -> bool:
         """Return whether the worker has started up."""
-        return True
+        return self._started
+
+    async def is_healthy(self) -> bool:
+        """Return whether the loop reaches requests."""
+        return await self._commands.is_attended()
 
     def snapshot(self) -> ConfigSnapshot:
         """Return the configs as far as they were read."""
@@ -299,10 +306,10 @@ class BaseHerder(ABC):
         while True:
             # Optimistic: validation takes long and runs outside the loop, so another change may come first.
             base = await self._run_as_leader(current_config)
+            merged = {key: value for key, value in {**base, **patch}.items() if value is not None}
             try:
-                return (await self.put_connector(name, self._patch_config(base, patch), replace=True, instead_of=base))[
-                    1
-                ]
+                _, info = await self.put_connector(name, merged, replace=True, instead_of=base)
+                return info
             except StaleConfig as e:
                 log.info("a patch is merged again with the changed config", connector=name, reason=str(e))
 
@@ -327,6 +334,13 @@ class BaseHerder(ABC):
             raise IllegalState("the worker is shutting down")
         if restarting.result() is State.FAILED:
             raise ConnectError(f"Failed to start connector: {name}")
+
+    def _plan_restart(self, request: RestartRequest) -> RestartPlan:
+        cache = self._stores.statuses.cache
+        status = cache.connector(request.connector)
+        if status is None:
+            raise ConnectorNotFound(f"Status for connector {request.connector} not found")
+        return plan_restart(request, status, cache.tasks(request.connector))
 
     async def _restart_task(self, task: ConnectorTaskId) -> None:
         if not await self._runner.restart_tasks([task]):
@@ -380,10 +394,6 @@ class BaseHerder(ABC):
     @abstractmethod
     async def _fence_for_offsets(self, name: str) -> None:
         """Under exactly-once, fence the tasks of a source before its offsets are changed."""
-
-    @staticmethod
-    def _patch_config(config: Config, patch: Mapping[str, str | None]) -> dict[str, str]:
-        return {name: value for name, value in (dict(config) | dict(patch)).items() if value is not None}
 
     @staticmethod
     def _unknown_connector(name: str, separator: str = " ") -> ConnectorNotFound:

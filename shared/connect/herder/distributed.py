@@ -43,7 +43,7 @@ from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, Com
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.herder.errors import Forbidden, NotHere, RebalanceNeeded, RequestTimedOut
 from penstock.shared.connect.herder.leader_client import LeaderClient
-from penstock.shared.connect.herder.restart_plan import RestartPlan, merge_restart_requests, plan_restart
+from penstock.shared.connect.herder.restart_plan import merge_restart_requests
 from penstock.shared.connect.herder.session_keys import expires_in_ms, new_key, verify
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
@@ -131,7 +131,6 @@ class DistributedHerder(BaseHerder):
         self._resolved = False
         """Whether the work of the current assignment was started."""
         self._rejoin_at_ms: int | None = None
-        self._started = False
         self.rebalances = 0
         self._rebalance_ended_ms: int | None = None
         self._rebalance_total_ms = 0.0
@@ -139,10 +138,6 @@ class DistributedHerder(BaseHerder):
 
     def __repr__(self) -> str:
         return f"<DistributedHerder {self.member}, {self._commands!r}>"
-
-    @property
-    def is_ready(self) -> bool:
-        return self._started
 
     def rebalance_metrics(self) -> dict[str, float]:
         ended_ms = self._rebalance_ended_ms
@@ -443,10 +438,6 @@ class DistributedHerder(BaseHerder):
         if self.member.is_leader and not self._stores.configs.is_claimed:
             self.member.rejoin("the claim of the config topic has ended")
 
-    async def is_healthy(self) -> bool:
-        """Return whether the loop reaches requests."""
-        return await self._commands.is_attended()
-
     # --- connectors ---
 
     async def put_connector(
@@ -584,13 +575,6 @@ class DistributedHerder(BaseHerder):
             return shown
 
         return await self._run_as_leader(put_restart_request)
-
-    def _plan_restart(self, request: RestartRequest) -> RestartPlan:
-        cache = self._stores.statuses.cache
-        status = cache.connector(request.connector)
-        if status is None:
-            raise ConnectorNotFound(f"Status for connector {request.connector} not found")
-        return plan_restart(request, status, cache.tasks(request.connector))
 
     async def _restart_assigned(self, request: RestartRequest) -> None:
         try:

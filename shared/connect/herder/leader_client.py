@@ -31,21 +31,14 @@ class LeaderRequestFailed(RetriableError, ConnectError):
 class LeaderClient:
     """Sends signed REST requests of a worker to the leader."""
 
-    def __init__(
-        self,
-        timeout_ms: int = LEADER_TIMEOUT_MS,
-        *,
-        token: str = "",
-        user: str = "",
-        signature_algorithm: str = "HmacSHA256",
-    ) -> None:
+    def __init__(self, *, token: str = "", user: str = "", signature_algorithm: str = "HmacSHA256") -> None:
         """Authenticate to the workers' REST API with `token`, or else with `user` (`user:password`)."""
         self._signature_algorithm = signature_algorithm
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         name, _, password = user.partition(":")
         auth = httpx.BasicAuth(name, password) if user and not token else None
         self._client = httpx.AsyncClient(
-            timeout=timeout_ms / 1000, verify=client_tls(), trust_env=False, headers=headers, auth=auth
+            timeout=LEADER_TIMEOUT_MS / 1000, verify=client_tls(), trust_env=False, headers=headers, auth=auth
         )
 
     async def close(self) -> None:

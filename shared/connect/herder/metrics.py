@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock.shared.connect.herder import views
-from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.herder.base_herder import BaseHerder
 from penstock.shared.connect.runtime.states import State
 from penstock.shared.connect.runtime.task_metrics import ERROR_METRICS, SINK_METRICS, SOURCE_METRICS
-from penstock.shared.connect.runtime.worker import Worker
-from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
 
 PREFIX = "kafka_connect"
 COUNTED = frozenset(name for name in ERROR_METRICS if name.startswith(("total_", "deadletterqueue_")))
@@ -38,25 +35,10 @@ Rows = dict[tuple[str, ...], float]
 STATES = (State.RUNNING, State.PAUSED, State.FAILED, State.UNASSIGNED, State.RESTARTING)
 
 
-class Herder(Protocol):
-    """The source of the metrics."""
-
-    worker: Worker
-    plugins: Plugins
-
-    def snapshot(self) -> ConfigSnapshot: ...
-
-    def startup_metrics(self) -> Mapping[str, float]: ...
-
-    def rebalance_metrics(self) -> Mapping[str, float]: ...
-
-    def rebalance_texts(self) -> Mapping[str, str]: ...
-
-
 class ConnectMetrics(Collector):
     """The metrics of one worker. The constructor registers them."""
 
-    def __init__(self, herder: Herder, registry: CollectorRegistry) -> None:
+    def __init__(self, herder: BaseHerder, registry: CollectorRegistry) -> None:
         self._herder = herder
         registry.register(self)
 

@@ -17,7 +17,6 @@ from penstock.shared.connect.group.connect_protocol import ConnectorsAndTasks
 from penstock.shared.connect.herder import views
 from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
 from penstock.shared.connect.herder.command_queue import CommandQueue
-from penstock.shared.connect.herder.restart_plan import plan_restart
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
@@ -41,7 +40,6 @@ class StandaloneHerder(BaseHerder):
         super().__init__(worker, admin, stores, worker_id, clock=clock)
         self._wakeup = asyncio.Event()
         self._commands = CommandQueue(clock, self._wakeup.set)
-        self._started = False
         self._runner = WorkRunner(
             worker,
             self._reporter,
@@ -51,10 +49,6 @@ class StandaloneHerder(BaseHerder):
 
     def __repr__(self) -> str:
         return f"<StandaloneHerder {self._runner!r}, {self._commands!r}>"
-
-    @property
-    def is_ready(self) -> bool:
-        return self._started
 
     async def startup(self) -> None:
         """Read the offsets."""
@@ -82,10 +76,6 @@ class StandaloneHerder(BaseHerder):
 
     def on_config_change(self, change: ConfigChange) -> None:
         """Do nothing: all changes come from this worker, which applies each one when it makes it."""
-
-    async def is_healthy(self) -> bool:
-        """Return whether the loop reaches requests."""
-        return await self._commands.is_attended()
 
     # --- connectors ---
 
@@ -184,14 +174,10 @@ class StandaloneHerder(BaseHerder):
 
         async def restart_connector_and_tasks() -> Json:
             name = request.connector
-            cache = self._stores.statuses.cache
             if name not in self.snapshot().configs:
                 raise self._unknown_connector(name, ": ")
-            status = cache.connector(name)
-            if status is None:
-                raise ConnectorNotFound(f"Status for connector {name} not found")
-            plan = plan_restart(request, status, cache.tasks(name))
-            shown = views.connector_status(self.snapshot(), cache, self.plugins, name, plan)
+            plan = self._plan_restart(request)
+            shown = views.connector_status(self.snapshot(), self._stores.statuses.cache, self.plugins, name, plan)
             await self._runner.restart_tasks(plan.tasks, announced=True)
             if plan.connector:
                 self._runner.beside(self._runner.restart_connector(name, announced=True))
