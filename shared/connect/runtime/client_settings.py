@@ -5,8 +5,8 @@ truststore must be a PEM file, and a keystore a PEM file with the key and its ce
 `partition.assignment.strategy` the first one is used. Properties without a counterpart are left out.
 `unknown_properties` returns those that deserve a warning.
 
->>> kafka, unknown = kafka_settings({"bootstrap.servers": "a:9092", "metric.reporters": "1"})
->>> kafka.bootstrap_servers, unknown
+>>> props = {"bootstrap.servers": "a:9092", "metric.reporters": "1"}
+>>> kafka_settings(props).bootstrap_servers, unknown_properties(props)
 ('a:9092', ['metric.reporters'])
 """
 
@@ -53,8 +53,8 @@ _JAAS_ESCAPE = re.compile(r"\\(?:([0-3][0-7]{0,2}|[4-7][0-7]?)|(.))")
 _ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 
 
-def kafka_settings(props: Mapping[str, Any]) -> tuple[KafkaSettings, list[str]]:
-    """Return the connection settings, and the names of all other properties except those in WITHOUT_COUNTERPART.
+def kafka_settings(props: Mapping[str, Any]) -> KafkaSettings:
+    """Return the connection settings.
 
     Raises ConfigError, which names the setting, if one is invalid, or has PEM text in place of a file.
     """
@@ -76,12 +76,12 @@ def _unescape_jaas(quoted: str) -> str:
 
 def producer_settings(props: Mapping[str, Any], **fixed: Any) -> ProducerSettings:
     """Return a producer's settings. `fixed` settings take precedence over the properties."""
-    return _client_settings_of_props(ProducerSettings, props, fixed)[0]
+    return _client_settings_of_props(ProducerSettings, props, fixed)
 
 
 def consumer_settings(props: Mapping[str, Any], **fixed: Any) -> ConsumerSettings:
     """Return a consumer's settings. `fixed` settings take precedence over the properties."""
-    return _client_settings_of_props(ConsumerSettings, props, fixed)[0]
+    return _client_settings_of_props(ConsumerSettings, props, fixed)
 
 
 def sink_group_id(connector: str, config: Mapping[str, str]) -> str:
@@ -111,9 +111,7 @@ def _settings_field_name(name: str) -> str:
     return RENAMED.get(name, name.replace(".", "_"))
 
 
-def _client_settings_of_props(
-    section: type[S], props: Mapping[str, Any], fixed: Mapping[str, Any]
-) -> tuple[S, list[str]]:
+def _client_settings_of_props(section: type[S], props: Mapping[str, Any], fixed: Mapping[str, Any]) -> S:
     for name, location in PEM_TEXTS.items():
         if props.get(name):
             raise ConfigError(f"{name} is not supported: write the PEM text to a file, and set {location}")
@@ -121,6 +119,4 @@ def _client_settings_of_props(
     if (strategy := given.get("partition_assignment_strategy")) is not None:
         first = str(strategy).partition(",")[0].strip()
         given["partition_assignment_strategy"] = ASSIGNORS.get(first.rpartition(".")[2], first)
-    values = {name: value for name, value in given.items() if name in section.model_fields} | dict(fixed)
-    unknown = [name for name in props if _settings_field_name(name) not in section.model_fields]
-    return section(**values), [name for name in unknown if name not in WITHOUT_COUNTERPART]
+    return section(**{name: value for name, value in given.items() if name in section.model_fields} | dict(fixed))

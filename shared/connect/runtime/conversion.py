@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from penstock.shared.common.clock import Clock
@@ -25,7 +26,7 @@ from penstock.shared.connect.runtime.error_handling import (
     RetryWithToleranceOperator,
     Stage,
 )
-from penstock.shared.connect.runtime.transformation_chain import TransformationChain, TransformationStage
+from penstock.shared.connect.runtime.transformation_chain import TransformationChain
 
 T = TypeVar("T")
 Report = Callable[[ConsumerRecord | SourceRecord, Failure], Awaitable[None]]
@@ -116,7 +117,7 @@ class Conversion:
             schema, one = await self._run_stage(
                 Stage.HEADER_CONVERTER,
                 self.header,
-                lambda name=name, data=data: self.header.to_connect_header(topic, name, data),  # type: ignore[misc]
+                partial(self.header.to_connect_header, topic, name, data),
             )
             converted.append(Header(name, one, schema))
         made = SinkRecord(
@@ -146,9 +147,7 @@ class Conversion:
             data = await self._run_stage(
                 Stage.HEADER_CONVERTER,
                 self.header,
-                lambda header=header: self.header.from_connect_header(  # type: ignore[misc]
-                    topic, header.name, header.schema, header.value
-                ),
+                partial(self.header.from_connect_header, topic, header.name, header.schema, header.value),
             )
             headers.append((header.name, data))
         key = await self._run_stage(
@@ -173,9 +172,7 @@ class Conversion:
         for stage in self.chain.stages:
             if current is None:
                 return None
-            current = await self._run_stage(
-                Stage.TRANSFORMATION, stage.transformation, _apply_transform_later(stage, current)
-            )
+            current = await self._run_stage(Stage.TRANSFORMATION, stage.transformation, partial(stage.apply, current))
         return current
 
     async def _run_stage(self, stage: Stage, executing: object, operation: Callable[[], T]) -> T:
@@ -222,7 +219,3 @@ class Conversion:
         """Report a failure, and raise ToleranceExceeded if it is not tolerated."""
         await self.report(record, failure)
         self.operator.failed(failure, self.clock.now_ms())
-
-
-def _apply_transform_later(stage: TransformationStage, record: Any) -> Callable[[], Any]:
-    return lambda: stage.apply(record)

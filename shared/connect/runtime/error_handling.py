@@ -104,10 +104,9 @@ class RetryWithToleranceOperator:
         self.settings = settings
         self._metrics = metrics
         self._random = rng or random.Random()  # noqa: S311  # spreads retries
-        self.total_failures = 0
 
     def __repr__(self) -> str:
-        return f"<RetryWithToleranceOperator {self.settings}, {self.total_failures} failures>"
+        return f"<RetryWithToleranceOperator {self.settings}>"
 
     def retry_after(self, error: Exception, attempt: int, started_ms: int, now_ms: int) -> int | None:
         """Return the delay in ms before the next attempt of the operation, or None if there is none.
@@ -136,7 +135,6 @@ class RetryWithToleranceOperator:
         The caller must report the failure (log, dead letter) before. As in Kafka Connect, failures that are not
         tolerated are reported too.
         """
-        self.total_failures += 1
         self._metrics.set("last_error_timestamp", now_ms)
         if not isinstance(failure.error, RetriableError):
             self._metrics.add("total_record_failures")

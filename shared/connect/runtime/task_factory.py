@@ -175,10 +175,10 @@ class _Build:
         # Under exactly-once the producer's own default applies: a transaction does not last that long.
         if "transactional_id" not in fixed:
             defaults["delivery.timeout.ms"] = INT_MAX
-        return Producer(kafka_settings(props)[0], producer_settings({**defaults, **props}, **fixed))
+        return Producer(kafka_settings(props), producer_settings({**defaults, **props}, **fixed))
 
     def _make_admin(self) -> Admin:
-        return Admin(kafka_settings(self._factory.client_props(self._id, "admin", self._connector))[0])
+        return Admin(kafka_settings(self._factory.client_props(self._id, "admin", self._connector)))
 
     def _make_conversion(self) -> Conversion:
         make = self._factory.converter
@@ -239,7 +239,7 @@ class _Build:
         # A revocation may take as long as the connector's last `put` and flush.
         listener_ms = int(merged.get("max.poll.interval.ms", 300_000))
         return Consumer(
-            kafka_settings(props)[0],
+            kafka_settings(props),
             consumer_settings(merged, commit_strategy="none", listener_timeout_ms=listener_ms),
         )
 

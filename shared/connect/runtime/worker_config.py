@@ -127,7 +127,7 @@ class WorkerConfig:
         self.props = dict(props)
         self.definition = definition or worker_config()
         self.values = self.definition.parse(props, resolve)
-        self.kafka: KafkaSettings = kafka_settings(self.client_props())[0]
+        self.kafka: KafkaSettings = kafka_settings(self.client_props())
 
     def __repr__(self) -> str:
         shown = {name: hidden(name, value) for name, value in self.values.items()}

@@ -98,7 +98,7 @@ def test_a_tolerated_error_skips_the_record() -> None:
     made, metrics = operator(tolerate=True)
     for stage in (Stage.KEY_CONVERTER, Stage.VALUE_CONVERTER, Stage.HEADER_CONVERTER, Stage.TRANSFORMATION):
         made.failed(failure(stage, ZeroDivisionError()), 1)
-    assert metrics.values(0)["total_records_skipped"] == made.total_failures == 4
+    assert metrics.values(0)["total_records_skipped"] == 4
     assert metrics.values(0)["total_record_errors"] == 0
 
 

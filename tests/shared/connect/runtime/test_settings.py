@@ -221,7 +221,7 @@ def test_settings_of_the_connectors_converters_are_checked(plugins: Plugins) -> 
 def test_names_are_java_names_with_underscores() -> None:
     """Each client takes the properties that it has a setting for."""
     props = {"bootstrap.servers": "a:1", "linger.ms": "7", "auto.offset.reset": "earliest", "acks": "all"}
-    assert kafka_settings(props)[0].bootstrap_servers == "a:1"
+    assert kafka_settings(props).bootstrap_servers == "a:1"
     assert producer_settings(props).linger_ms == 7
     assert consumer_settings(props, group_id="connect-x").auto_offset_reset == "earliest"
     assert consumer_settings(props, group_id="connect-x").group_id == "connect-x"
@@ -245,11 +245,11 @@ def test_credentials_come_from_jaas() -> None:
     """User and password are read from `sasl.jaas.config`, quoted or not."""
     jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password=s3cret;'
     props = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas}
-    kafka, unknown = kafka_settings(props)
+    kafka = kafka_settings(props)
     assert kafka.sasl_username == "ann"
     assert kafka.sasl_password is not None
     assert kafka.sasl_password.get_secret_value() == "s3cret"
-    assert unknown == []
+    assert unknown_properties(props) == []
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_credentials_come_from_jaas() -> None:
 def test_quoted_credentials_are_unescaped(quoted: str, password: str) -> None:
     """A quoted value of `sasl.jaas.config` is in double or single quotes, with Java's escapes."""
     jaas = f"org.apache.kafka.common.security.plain.PlainLoginModule required password={quoted} username='ann';"
-    kafka, _ = kafka_settings({"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas})
+    kafka = kafka_settings({"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas})
     assert kafka.sasl_password is not None
     assert (kafka.sasl_username, kafka.sasl_password.get_secret_value()) == ("ann", password)
 
@@ -271,8 +271,10 @@ def test_quoted_credentials_are_unescaped(quoted: str, password: str) -> None:
 def test_a_keystore_is_a_pem_file() -> None:
     """As in Java, a PEM keystore is one file with key and certificates. PEM text in a setting is an error."""
     props = {"security.protocol": "SSL", "ssl.keystore.type": "PEM"}
-    kafka, unknown = kafka_settings({**props, "ssl.keystore.location": "/x/client.pem", "ssl.key.password": "s3cret"})
-    assert (str(kafka.ssl_certfile), kafka.ssl_keyfile, unknown) == ("/x/client.pem", None, [])
+    stored = {**props, "ssl.keystore.location": "/x/client.pem", "ssl.key.password": "s3cret"}
+    kafka = kafka_settings(stored)
+    assert (str(kafka.ssl_certfile), kafka.ssl_keyfile) == ("/x/client.pem", None)
+    assert unknown_properties(stored) == []
     text = {"ssl.keystore.certificate.chain": "-----BEGIN CERTIFICATE-----", "ssl.keystore.key": "-----BEGIN PRIV"}
     with pytest.raises(ConfigError, match=r"ssl\.keystore\.key .*ssl\.keystore\.location") as raised:
         kafka_settings({**props, **text})
