@@ -41,7 +41,7 @@ from penstock.shared.common.continuation_codec import ContinuationCodec
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.metrics import counter
-from penstock.shared.common.row_positions import OpenPosition, RowOrder, RowPosition, open_order, row_order
+from penstock.shared.common.row_positions import OpenPosition, RowOrder, RowPosition, row_order
 from penstock.shared.streams.runtime.instances import Instances, PartitionOwners, Registration, partition_owners
 
 OrderT = TypeVar("OrderT", bound=tuple[Any, ...])
@@ -332,19 +332,15 @@ def merge_windows(
 ) -> dict[str, Any]:
     """Merge the instances' open windows into the application's, latest end first."""
     rows = [
-        (
-            open_order(OpenPosition(row["end_ms"], row["store"], row["partition"], row["key"], row["start_ms"])),
-            row,
-        )
+        (OpenPosition(-row["end_ms"], row["store"], row["partition"], row["key"], row["start_ms"]), row)
         for partitions, response in parts
         for row in response["windows"]
         if row["partition"] in partitions
     ]
-    ends = [open_order(position) for _, response in parts if (position := pages.decode(response["continuation"]))]
+    ends = [position for _, response in parts if (position := pages.decode(response["continuation"]))]
     found, last = _first_merged_rows(rows, limit, ends)
-    position = None if last is None else last.position()
     unseen = sum(response["unseen"] for _, response in parts)
-    return {"windows": found, "continuation": pages.encode(position), "unseen": unseen}
+    return {"windows": found, "continuation": pages.encode(last), "unseen": unseen}
 
 
 def _first_merged_rows(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from penstock.api.streams.task_views import WindowRow
 from penstock.services.aggregator.key_filter import KeyFilter, key_text
-from penstock.shared.common.row_positions import OpenPosition, open_order
+from penstock.shared.common.row_positions import OpenPosition
 from penstock.shared.streams.changelog.store_schema import WINDOWED
 from penstock.shared.streams.runtime.worker_tasks import OwnedTask
 from penstock.shared.streams.state_store import StateStoreRow, is_open
@@ -75,9 +75,9 @@ def open_windows(
             unseen += max(0, len(kept) - len(first))
         matching = chain(exact, (row for row in first if key_filter.has(row.key)))
         positioned = {_open_position(name, partition, row): row for row in matching if is_open(row)}
-        wanted = (position for position in positioned if after is None or open_order(position) > open_order(after))
-        found |= {position: positioned[position] for position in heapq.nsmallest(limit + 1, wanted, key=open_order)}
-    positions = heapq.nsmallest(limit + 1, found, key=open_order)
+        wanted = (position for position in positioned if after is None or position > after)
+        found |= {position: positioned[position] for position in heapq.nsmallest(limit + 1, wanted)}
+    positions = heapq.nsmallest(limit + 1, found)
     last = positions[limit - 1] if len(positions) > limit else None
     return FoundOpenWindows(
         [_open_window_as_json(position, found[position]) for position in positions[:limit]], last, unseen
@@ -85,7 +85,7 @@ def open_windows(
 
 
 def _open_position(store: str, partition: int, row: StateStoreRow) -> OpenPosition:
-    return OpenPosition(row.end, store, partition, key_text(row.key), row.start)
+    return OpenPosition(-row.end, store, partition, key_text(row.key), row.start)
 
 
 def _open_window_as_json(position: OpenPosition, row: StateStoreRow) -> WindowRow:

@@ -29,27 +29,13 @@ class WindowPosition(NamedTuple):
 
 
 class OpenPosition(NamedTuple):
-    """An open window of any store: windows are sorted by end, the latest first, as `open_order` does it."""
-
-    end_ms: int
-    store: str
-    partition: int
-    key: str
-    start_ms: int
-
-
-class OpenOrder(NamedTuple):
-    """The sort key of an open window: its position with the end negated, so that the latest end comes first."""
+    """An open window of any store: windows are sorted by end. The end is negated, so that the latest comes first."""
 
     negated_end_ms: int
     store: str
     partition: int
     key: str
     start_ms: int
-
-    def position(self) -> OpenPosition:
-        """The position of the open window with this sort key."""
-        return OpenPosition(-self.negated_end_ms, self.store, self.partition, self.key, self.start_ms)
 
 
 RowOrder = tuple[int, bytes]
@@ -74,12 +60,3 @@ def row_order(key: bytes, start: int) -> RowOrder:
     True
     """
     return key_hash(key), key + start_bytes(start)
-
-
-def open_order(position: OpenPosition) -> OpenOrder:
-    """The sort key of an open window's position.
-
-    >>> open_order(OpenPosition(9, "s", 0, "ann", 5)) < open_order(OpenPosition(8, "s", 0, "ann", 5))
-    True
-    """
-    return OpenOrder(-position.end_ms, position.store, position.partition, position.key, position.start_ms)

@@ -26,7 +26,7 @@ from penstock.services.aggregator.continuations import open_window_pages, page_w
 from penstock.services.aggregator.settings import QueriesSettings
 from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.row_positions import OpenPosition, RowOrder, RowPosition, open_order, row_order
+from penstock.shared.common.row_positions import OpenPosition, RowOrder, RowPosition, row_order
 from penstock.shared.common.settings import HttpSettings
 from penstock.shared.streams.runtime.instances import Instances, Registration, encode_registration
 from penstock.shared.streams.runtime.queries import StoreResponse, query_position
@@ -63,9 +63,9 @@ class Instance:
         pages = open_window_pages(self.application, store, key)
         after = pages.decode(continuation)
         ends = {(p, key): p + i % 3 for p in self.running for i, key in enumerate(self.keys or [self.name])}
-        positions = sorted((OpenPosition(end, "s", p, key, 0) for (p, key), end in ends.items()), key=open_order)
-        rest = [position for position in positions if after is None or open_order(position) > open_order(after)]
-        rows: Any = [{**position._asdict(), "states": []} for position in rest[:limit]]
+        positions = sorted(OpenPosition(-end, "s", p, key, 0) for (p, key), end in ends.items())
+        rest = [position for position in positions if after is None or position > after]
+        rows: Any = [{**one._asdict(), "end_ms": -one.negated_end_ms, "states": []} for one in rest[:limit]]
         last = rest[limit - 1] if len(rest) > limit else None
         return {"windows": rows, "continuation": pages.encode(last), "unseen": 1}
 
