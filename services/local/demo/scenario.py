@@ -222,7 +222,8 @@ class Scenario:
             raise FatalError(f"the lake does not hold all that was committed; see {log_file}")
         outcome.audit_ok = status == 0
         outcome.compactions = sum(one["status"] == "done" for one in self._compactions) + self._is_short
-        outcome.lake = await asyncio.to_thread(window_queries.describe_tables, str(self._lake), plan.application)
+        stored = await asyncio.to_thread(window_queries.count_windows, str(self._lake), plan.application)
+        outcome.delta_rows = stored.live + sum(stored.closed.values())
         outcome.reasons = await read_dead_letter_reasons(self._kafka, plan.dead_letters, PARTITIONS, REASONS)
         outcome.notable = count_notable_sessions(self._notable)
 

@@ -29,7 +29,7 @@ class DemoOutcome:
     audit: dict[str, Any] = field(default_factory=dict)
     batch: dict[str, int] = field(default_factory=dict)
     unfit: int = 0
-    lake: dict[str, Any] = field(default_factory=dict)
+    delta_rows: int = 0
     longest: list[dict[str, Any]] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     notable: int = 0
@@ -85,7 +85,7 @@ def json_summary(outcome: DemoOutcome) -> dict[str, Any]:
         "restored_changelog_windows": outcome.restored("changelog_windows"),
         "restored_changelog_records": outcome.restored("changelog_records"),
         "compactions": outcome.compactions,
-        "delta_rows": outcome.lake["live_rows"] + sum(outcome.lake["closed_rows"].values()),
+        "delta_rows": outcome.delta_rows,
         "notable": outcome.notable,
         "events_per_second": round(counts.acknowledged / outcome.replay_seconds) if outcome.replay_seconds else 0,
         **outcome.batch,

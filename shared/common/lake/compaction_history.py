@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
-from deltalake import DeltaTable
 
 from penstock.shared.common.errors import LakeUnavailable
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
@@ -56,14 +55,8 @@ def read_compactions(
     other commits may lie between the compactions. Raises LakeUnavailable.
     """
     state = open_table(table_uri(lake, application, "state"), storage_options)
-    return [] if state is None else compactions_of_table(state, limit)
-
-
-def compactions_of_table(state: DeltaTable, limit: int) -> list[Compaction]:
-    """The last compactions of an application, newest first, from the history of its table `state`.
-
-    Raises LakeUnavailable.
-    """
+    if state is None:
+        return []
     found: list[Compaction] = []
     for versions in HISTORY_VERSIONS:
         try:

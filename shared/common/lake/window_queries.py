@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from penstock.shared.common.key_range import KeyRange, raw_key
 from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, STATE_COLUMNS
-from penstock.shared.common.lake.compaction_history import compactions_of_table
 from penstock.shared.common.lake.delta_tables import (
     count_rows,
     fields_of_table,
@@ -47,6 +46,17 @@ class ClosedWindow(NamedTuple):
     changelog_offset: int
     topic_id: str | None
     results: dict[str, Any]
+
+
+class WindowCounts(NamedTuple):
+    """The number of live rows of all stores, and by store the number of closed windows.
+
+    A live row is the newest row in `state` of its window, if its `live` is true. A closed sliding window has a live row
+    for a while.
+    """
+
+    live: int
+    closed: dict[str, int]
 
 
 def find_open_windows(
@@ -128,31 +138,17 @@ def find_closed_windows(
     ]
 
 
-def describe_tables(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the figures of an application's lake tables. Raises LakeUnavailable or NotASnapshot.
-
-    - `live_rows`: the number of live rows of all stores. A live row is the newest row in `state` of its window, if its
-      `live` is true. A closed sliding window has a live row for a while.
-    - `closed_rows` and `closed_versions`: by store, the number of rows of `closed/<store>`, and its Delta version.
-    - `state_version`: the Delta version of `state`. The version of a missing table is -1.
-    - `compacted_at_ms`: the time when the newest compaction ended; None without a compaction.
-
-    If `state` is missing, `closed_rows` and `closed_versions` are empty.
-    """
+def count_windows(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> WindowCounts:
+    """Count an application's windows in the lake. Raises LakeUnavailable or NotASnapshot."""
     state = open_table(table_uri(lake, application, "state"), storage_options)
-    fields: dict[str, Any] = {"live_rows": 0, "closed_rows": {}, "state_version": -1, "closed_versions": {}}
-    fields["compacted_at_ms"] = None
     if state is None:
-        return fields
+        return WindowCounts(0, {})
     require_columns(state, QUERIED_COLUMNS)
-    fields["state_version"] = int(state.version())
-    fields["live_rows"] = count_rows(state, f"{_newest_rows_query(WINDOWS)} AND live")
-    fields["compacted_at_ms"] = next((one.ended_at_ms for one in compactions_of_table(state, 1)), None)
+    closed = {}
     for store in sorted(fields_of_table(state).keys() - {*STATE_COLUMNS}):
-        closed = open_table(table_uri(lake, application, "closed", store), storage_options)
-        fields["closed_rows"][store] = 0 if closed is None else count_rows(closed, "t")
-        fields["closed_versions"][store] = -1 if closed is None else int(closed.version())
-    return fields
+        table = open_table(table_uri(lake, application, "closed", store), storage_options)
+        closed[store] = 0 if table is None else count_rows(table, "t")
+    return WindowCounts(count_rows(state, f"{_newest_rows_query(WINDOWS)} AND live"), closed)
 
 
 def window_position(row: Mapping[str, Any] | ClosedWindow) -> WindowPosition:

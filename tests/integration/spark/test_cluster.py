@@ -180,16 +180,14 @@ def test_compact_audit_and_batch_on_a_cluster(
     assert compacted["closed_rows"] == sum(len(task.closed) for task in simulation.tasks)
     for worker in range(WORKERS):
         assert len(applications(tmp_path, worker)) == 1, f"worker {worker} had no executor"
-    tables = window_queries.describe_tables(str(tmp_path / "lake"), simulation.name)
-    assert tables["live_rows"] == sum(len(task.written) for task in simulation.tasks)
+    counts = window_queries.count_windows(str(tmp_path / "lake"), simulation.name)
+    assert counts.live == sum(len(task.written) for task in simulation.tasks)
     topology = ("--topology", "replayed:build", "--topology-options", json.dumps({"topic": simulation.name}))
     again = f"{simulation.name}-again"
     job("batch", *topology, application=again)
     for worker in range(WORKERS):
         assert len(applications(tmp_path, worker)) == 2, f"worker {worker} had no executor of the batch"
-    replayed = window_queries.describe_tables(str(tmp_path / "lake"), again)
-    assert replayed["closed_rows"] == tables["closed_rows"]
-    assert replayed["live_rows"] == tables["live_rows"]
+    assert window_queries.count_windows(str(tmp_path / "lake"), again) == counts
     audit = job("audit", "--json", application=again)
     assert audit["audit_ok"], audit
     assert audit["windows_closed"] == compacted["closed_rows"]
@@ -209,4 +207,4 @@ def test_compact_audit_and_batch_on_a_cluster(
     finally:
         process.kill()
     assert closed_rows(tmp_path, killed) == closed_rows(tmp_path, again)
-    assert window_queries.describe_tables(str(tmp_path / "lake"), killed)["live_rows"] == replayed["live_rows"]
+    assert window_queries.count_windows(str(tmp_path / "lake"), killed).live == counts.live

@@ -29,7 +29,7 @@ from penstock.services.spark.compaction.delta_reader import progress_rows
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
-from penstock.shared.common.lake import state_snapshot, window_queries
+from penstock.shared.common.lake import compaction_history, state_snapshot, window_queries
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.changelog.state_codec import StateCodec
@@ -151,9 +151,8 @@ def test_tables_equal_the_committed_work_after_each_compaction(
     assert (again.entries, again.to_offsets, again.state_version) == (0, second.to_offsets, second.state_version)
     plan = job(simulation).plan()
     assert plan.offsets.earliest == second.from_offsets, "no further than the snapshot before"
-    tables = window_queries.describe_tables(str(tmp_path), simulation.name)
-    assert tables["live_rows"] == len(live_in_tasks(simulation))
-    assert tables["closed_rows"] == {"banks": first.closed_rows + second.closed_rows}
+    counts = window_queries.count_windows(str(tmp_path), simulation.name)
+    assert counts == (len(live_in_tasks(simulation)), {"banks": first.closed_rows + second.closed_rows})
 
     live_before = live_in_lake(tmp_path, simulation)
     changed = msgspec.structs.replace(owner.store, aggregations=owner.store.aggregations[:-1])
@@ -449,8 +448,8 @@ def test_the_backlog_is_what_no_snapshot_covers(simulate: Any, topics: Any, job:
     assert before.bytes is not None
     assert after.bytes is not None
     assert before.bytes > 1_000 > after.bytes
-    assert after.snapshot_ms == window_queries.describe_tables(str(tmp_path), simulation.name)["compacted_at_ms"]
-    assert after.snapshot_ms is not None
+    (compaction,) = compaction_history.read_compactions(str(tmp_path), simulation.name, 1)
+    assert after.snapshot_ms == compaction.ended_at_ms
 
 
 @pytest.mark.soak

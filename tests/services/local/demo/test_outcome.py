@@ -51,7 +51,6 @@ def test_the_summary_shows_the_folder_as_it_is(tmp_path: Path) -> None:
     """Brackets and colons in the data folder's path are neither markup nor an emoji."""
     audit = {"windows_closed": 1, "windows_open": 0, "late": 0, "dead_letters": 0, "skipped": 0}
     outcome = DemoOutcome(ReplayCounts(), audit=audit, notable=1, batch={"batch_rows": 1, "batch_differences": 0})
-    outcome.lake = {"live_rows": 0, "closed_rows": {}}
     console = Console(file=io.StringIO(), width=200)
     folder = Path("[old]/x:100:y")
     (tmp_path / "events.csv").write_text("user,at\nann,2024-05-01T10:00:00Z\n")

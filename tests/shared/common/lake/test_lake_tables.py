@@ -21,7 +21,7 @@ from penstock.shared.common.lake.compaction_history import Compaction, read_comp
 from penstock.shared.common.lake.state_snapshot import PartitionSnapshot, Snapshot, read_snapshot, read_window_changes
 from penstock.shared.common.lake.window_queries import (
     ClosedWindow,
-    describe_tables,
+    count_windows,
     find_closed_windows,
     find_open_windows,
     window_position,
@@ -63,9 +63,9 @@ def replayed(root: Path, partition: int, version: int, store: str = STORE) -> di
 
 
 def test_no_table_is_no_snapshot(tmp_path: Path) -> None:
-    """An application that was never compacted has no snapshot and an empty description."""
+    """An application that was never compacted has no snapshot and no windows."""
     assert read_snapshot(str(tmp_path), "app", [0]) is None
-    assert describe_tables(str(tmp_path), "app")["state_version"] == -1
+    assert count_windows(str(tmp_path), "app") == (0, {})
     assert read_compactions(str(tmp_path), "app", 5) == []
     assert find_closed_windows(str(tmp_path), "app", STORE, (None, None), (0, 9)) == []
 
@@ -148,7 +148,7 @@ def test_replayed_rows_are_the_live_windows(
         rows_read = find_open_windows(str(tmp_path), "app", STORE, table.version(), KeyRange.of(), (0, 10**6), {}, 99)
         own = [row for row in rows_read if row["partition"] == partition]
         assert {(r["key"], r["start_ms"]): (r["end_ms"], r["state"]["n_n"]) for r in own} == windows
-    assert describe_tables(str(tmp_path), "app")["live_rows"] >= sum(map(len, expected.values()))
+    assert count_windows(str(tmp_path), "app").live >= sum(map(len, expected.values()))
 
 
 def test_slices_are_limited_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,6 @@ def test_compactions_are_read_from_the_tables_history(tmp_path: Path) -> None:
     assert second == Compaction(1, second.ended_at_ms, "two", None, None, None, None)
     assert read_compactions(str(tmp_path), "app", 1) == [second]
     assert second.ended_at_ms >= first.ended_at_ms
-    assert describe_tables(str(tmp_path), "app")["compacted_at_ms"] == second.ended_at_ms
 
 
 def test_a_compaction_before_many_rewrites_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +248,7 @@ def test_a_state_table_of_another_kind_is_no_temporary_failure(tmp_path: Path) -
     for read in (
         lambda: find_open_windows(str(tmp_path), "app", "s", 0, KeyRange.of(), (0, 9), {}, 9),
         lambda: list(read_window_changes(str(tmp_path), "app", 0, "s", 0, ["n_n"])),
-        lambda: describe_tables(str(tmp_path), "app"),
+        lambda: count_windows(str(tmp_path), "app"),
     ):
         with pytest.raises(NotASnapshot, match="store, key, start_ms, end_ms, live, changelog_offset"):
             read()
@@ -302,7 +301,7 @@ def test_a_damaged_log_is_unavailable(tmp_path: Path) -> None:
         log.write_text(text)
         for read in (
             ended,
-            describe_tables,
+            count_windows,
             lambda root, app: read_snapshot(root, app, [0]),
         ):
             with pytest.raises(LakeUnavailable, match="cannot be read"):
@@ -438,11 +437,9 @@ def test_results_may_have_the_names_of_other_tables_columns(tmp_path: Path) -> N
     assert (found.start_ms, found.results) == (1, {"start_ms": 3, "live": "[1]"})
 
 
-def test_describe_counts_windows(tmp_path: Path) -> None:
-    """A description counts live windows, not rows, and closed windows by store."""
+def test_windows_are_counted(tmp_path: Path) -> None:
+    """A count is of live windows, not rows, and closed windows by store."""
     write(tmp_path, 10, [(0, b"a"), (1, b"b")])
     write_state(tmp_path, "app", STORES, [tombstone(1, STORE, b"b", 5, 12), live(0, STORE, b"a", 5, 7, 13, {"n_n": 1})])
     write_closed(tmp_path, "app", STORES[1], [{"key": "k", "window_start": 1, "window_end": 2}])
-    description = describe_tables(str(tmp_path), "app")
-    assert (description["live_rows"], description["closed_rows"]) == (1, {STORE: 0, "other": 1})
-    assert (description["state_version"], description["closed_versions"]) == (1, {STORE: -1, "other": 0})
+    assert count_windows(str(tmp_path), "app") == (1, {STORE: 0, "other": 1})
