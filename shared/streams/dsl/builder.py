@@ -555,8 +555,9 @@ class Stream(Generic[K, V]):
     ) -> Stream[KR, VR]:
         """Return the records that a user's processor forwards, as a stream. The processor may use `stores`.
 
-        `supplier` makes a processor for each task. `value` is the type of the forwarded values, `key` that of the keys
-        (None: unchanged). A later grouping or join uses a repartition topic, as after `key_by`.
+        `supplier` makes a processor for each task. It is also called here, to check that it returns a new one each
+        time. `value` is the type of the forwarded values, `key` that of the keys (None: unchanged). A later grouping or
+        join uses a repartition topic, as after `key_by`.
         """
         if key is not None:
             require_key_type("process: key", key)
@@ -756,6 +757,9 @@ class Stream(Generic[K, V]):
         require_callable(f"{kind}: supplier, which makes a processor for each task,", own_supplier)
         if isinstance(own_supplier, type):
             require_plain_methods(f"{kind}: {own_supplier.__name__}", own_supplier, PROCESSOR_METHODS)
+        # As ApiUtils.checkSupplier of Kafka Streams: tasks that share a processor would write to one task's stores.
+        elif own_supplier() is own_supplier():
+            raise ConfigError(f"{kind}: supplier returned the same object twice; each task needs its own processor")
         own = self._builder._topology
         tables = tuple(store for store in stores if store in own.global_tables)
         own_stores = tuple(store for store in stores if store not in tables)

@@ -707,10 +707,16 @@ def test_schedules_that_the_document_forbids_are_rejected() -> None:
             driver_of_schedules(schedule, **named)
     with pytest.raises(ConfigError, match="'n'"):
         driver_of_schedules((5, STREAM), (5, WALL), name="n")
-    kept = GivenSchedules((5, STREAM))
+    made: list[GivenSchedules] = []
+
+    def supplier() -> GivenSchedules:
+        made.append(GivenSchedules((5, STREAM)))
+        return made[-1]
+
     builder = StreamsBuilder()
-    builder.stream("in").process(lambda: kept).to("out")
+    builder.stream("in").process(supplier).to("out")
     TopologyTestDriver(builder.build())
+    kept = made[-1]
     with pytest.raises(IllegalState, match="schedule"):
         kept.context.schedule(5, STREAM, kept.call)
     with pytest.raises(IllegalState, match="init"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from datetime import timedelta
@@ -55,6 +56,8 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("branch: predicate must be", lambda: clicks().branch(0)),  # type: ignore[arg-type]
     ("branch: at least one predicate", lambda: clicks().branch()),
     ("process: supplier", lambda: clicks().process(3)),  # type: ignore[arg-type]
+    ("process: supplier .* the same", lambda: clicks().process(functools.cache(Processor))),
+    ("process_values: supplier .* the same", lambda: clicks().process_values(functools.cache(Processor))),
     ("join: joiner must be", lambda: clicks().join(clicks(), 3, JoinWindows.of(5))),  # type: ignore[arg-type]
     ("join: windows must be JoinWindows", lambda: clicks().join(clicks(), pair, 5)),  # type: ignore[arg-type]
     ('stream: key must be "string" or "bytes"', lambda: StreamsBuilder().stream("c", key="int")),  # type: ignore[arg-type]
@@ -300,16 +303,16 @@ def test_a_processor_name_is_taken_once() -> None:
     """Two processors of one name are rejected."""
     builder = StreamsBuilder()
     stream = builder.stream("in")
-    stream.process(lambda: _never(), name="mine")
+    stream.process(Processor, name="mine")
     with pytest.raises(ConfigError, match="name 'mine'"):
-        stream.process(lambda: _never(), name="mine")
+        stream.process(Processor, name="mine")
 
 
 @pytest.mark.parametrize("operation", ["process", "process_values"])
 def test_a_processor_uses_stores_that_were_added(operation: str) -> None:
     """`build` rejects a processor that names an unknown store. A store may be added after its processor."""
     builder = StreamsBuilder()
-    getattr(clicks(builder), operation)(lambda: _never(), "counts", name="mine")
+    getattr(clicks(builder), operation)(Processor, "counts", name="mine")
     with pytest.raises(ConfigError, match=r"'mine'.*'counts'"):
         builder.build()
     builder.add_store("counts")
@@ -319,14 +322,10 @@ def test_a_processor_uses_stores_that_were_added(operation: str) -> None:
 def test_a_global_table_comes_before_its_processor() -> None:
     """A processor knows only the global tables that were added before it; `build` rejects later ones."""
     builder = StreamsBuilder()
-    clicks(builder).process(lambda: _never(), "airports", name="mine")
+    clicks(builder).process(Processor, "airports", name="mine")
     builder.global_table("airports")
     with pytest.raises(ConfigError, match=r"'mine'.*'airports'.*before"):
         builder.build()
-
-
-def _never() -> Any:
-    raise AssertionError("a topology makes no processors")
 
 
 def test_nothing_defined() -> None:
