@@ -123,6 +123,11 @@ AGGREGATIONS_STAY = (
     "Run the topology as it was, or give this one an application_id of its own"
 )
 
+TYPES_GROW = (
+    "A row of an earlier topology does not fit the type of the store's rows. Give fields that were added to the type a "
+    "default, or run the topology as it was"
+)
+
 
 def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
     """Raise SchemaMismatch, naming the difference, if state written under the schemas `stored` cannot be read by `own`.

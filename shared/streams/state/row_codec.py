@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from penstock.shared.common.errors import DataError, StateStoreFailed
 from penstock.shared.common.json_decoding import JSON_ERRORS
 from penstock.shared.streams.aggregations.aggregation import Aggregation
 from penstock.shared.streams.changelog.state_codec import StateCodec
-from penstock.shared.streams.changelog.store_schema import StoreSchema
+from penstock.shared.streams.changelog.store_schema import TYPES_GROW, StoreSchema
 
 
 class RowCodec:
@@ -35,10 +37,12 @@ class RowCodec:
         return self._codec.pack([v for a, s in zip(self._aggregations, states, strict=True) for v in a.to_columns(s)])
 
     def unpack(self, data: bytes) -> list[Any]:
-        """Decode the states of one row. Raises StateStoreFailed for invalid bytes."""
+        """Decode the states of one row. Raises StateStoreFailed if they cannot be decoded."""
         try:
             columns = self._codec.unpack(data)
             return [a.from_columns(columns[own]) for a, own in zip(self._aggregations, self._slices, strict=True)]
+        except msgspec.ValidationError as e:
+            raise StateStoreFailed(f"store {self._name!r}: {e}. {TYPES_GROW}") from e
         except (DataError, *JSON_ERRORS) as e:
             raise StateStoreFailed(f"store {self._name!r}: a row cannot be read: {e}") from e
 

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial, reduce
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.shared.common.arrow_arrays import ARROW_TYPES, packed
-from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.errors import CorruptRecord, SchemaMismatch
 from penstock.shared.common.json_decoding import JSON_ERRORS
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.aggregations.aggregation import Aggregation, ColumnType
@@ -22,7 +23,7 @@ from penstock.shared.streams.changelog.changelog_reader import Change, Confirmed
 from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, Progress
 from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.changelog.state_decoding import unpacked_columns
-from penstock.shared.streams.changelog.store_schema import StoreSchema, check_schema
+from penstock.shared.streams.changelog.store_schema import TYPES_GROW, StoreSchema, check_schema
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.windows.key_index import are_ascii
 from penstock.shared.streams.windows.window_store import WindowStore
@@ -43,8 +44,9 @@ def restore_progress(task: StreamTask, progress: Progress) -> None:
 def restore_changes(task: StreamTask, confirmed: ConfirmedChanges) -> None:
     """Apply confirmed changes, except late records, to a task's stores.
 
-    Raises CorruptEntry for a key or state that cannot be decoded. The states of stores on disk are usually not decoded
-    here, but when they are read (`restore_change`).
+    Raises CorruptEntry for a key or state that cannot be decoded, and SchemaMismatch for a state that does not fit the
+    type of its store's rows. The states of stores on disk are usually not decoded here, but when they are read
+    (`restore_change`).
     """
     confirmed = confirmed.of_windows()
     for number in np.unique(confirmed.numbers).tolist():
@@ -91,8 +93,9 @@ def _select_restored_states(column: Any, indexes: Int64Array) -> Any:
 def restore_change(task: StreamTask, change: Change) -> None:
     """Apply one confirmed change of a changelog to a task's store.
 
-    Raises CorruptRecord if its key or state cannot be decoded. If the store is on disk and has got no further
-    aggregation, the state is not decoded here, but when it is read.
+    Raises CorruptRecord if its key or state cannot be decoded, and SchemaMismatch if its state does not fit the type of
+    the store's rows. If the store is on disk and has got no further aggregation, the state is not decoded here, but
+    when it is read.
     """
     written = change.written_as
     own = task.topology.stores[change.store].schema
@@ -108,6 +111,8 @@ def restore_change(task: StreamTask, change: Change) -> None:
         else:
             assert change.operation in (DELETED, FINAL)
             task.stores[change.store].unload(key, change.start)
+    except msgspec.ValidationError as e:
+        raise SchemaMismatch(f"store {change.store!r}: {e}. {TYPES_GROW}") from e
     except JSON_ERRORS as e:
         raise CorruptRecord(f"an entry of store {change.store!r} cannot be read: {e}") from e
 
@@ -129,8 +134,10 @@ def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatc
     """Apply the changes of windows in `batch` to a task's store, in order.
 
     The columns are key, start_ms, end_ms, live, and the state columns of `written`, the store's schema when the changes
-    were written. A row replaces the window with the same key and start, or removes it if it is not live. Raises
-    CorruptRecord if a key or a state cannot be decoded.
+    were written. A row replaces the window with the same key and start, or removes it if it is not live.
+
+    Raises CorruptRecord if a key or a state cannot be decoded, and SchemaMismatch if a state does not fit the type of
+    the store's rows.
     """
     store = task.stores[written.name]
     own = task.topology.stores[written.name].schema
@@ -146,6 +153,8 @@ def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatc
                 restore_window(task, written.name, key, start, end, _widen_restored_states(task, written, values))
             else:
                 store.unload(key, start)
+    except msgspec.ValidationError as e:
+        raise SchemaMismatch(f"store {written.name!r}: {e}. {TYPES_GROW}") from e
     except JSON_ERRORS as e:
         raise CorruptRecord(f"a row of store {written.name!r} cannot be read: {e}") from e
 

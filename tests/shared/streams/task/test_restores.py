@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.clients.dead_letters.late_record_headers import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
-from penstock.shared.common.errors import ConfigError, CorruptRecord, StateStoreFailed
+from penstock.shared.common.errors import ConfigError, CorruptRecord, SchemaMismatch, StateStoreFailed
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Max
 from penstock.shared.streams.aggregations.collect import CollectList
@@ -185,6 +185,62 @@ def test_a_state_that_a_later_one_replaces_is_read_too() -> None:
     with pytest.raises(CorruptEntry) as raised:
         reader.feed(np.arange(3), [b"k", b"k", None], values)
     assert raised.value.offset == 0
+
+
+class User(msgspec.Struct):
+    """A row of the earlier topology."""
+
+    name: str
+
+
+class WithCity(User):
+    """A type that cannot decode earlier rows."""
+
+    city: str
+
+
+class WithOptionalCity(User):
+    """A type that can decode earlier rows."""
+
+    city: str = ""
+
+
+def table_of_users(value: type[User]) -> Topology:
+    builder = StreamsBuilder()
+    builder.table("users", value).to_stream().to("out")
+    return builder.build()
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_the_type_of_rows_may_get_fields_with_a_default(on_disk: bool) -> None:
+    """Rows that the new type cannot decode are not corrupt: the error names the store, the field and the remedy."""
+    with TemporaryDirectory() as folder, directory_of(folder) as directory:
+        driver = TopologyTestDriver(table_of_users(User), errors=ErrorHandlers(), state=directory if on_disk else None)
+        driver.pipe("users", key=b"ann", value=b'{"name":"Ann"}')
+        driver.crash()
+        driver.topology = table_of_users(WithOptionalCity)
+        driver.restore()
+        assert driver.store("users").get("ann") == WithOptionalCity("Ann")
+        driver.crash()
+        driver.topology = table_of_users(WithCity)
+        if on_disk:
+            driver.restore()
+            with pytest.raises(StateStoreFailed, match=r"'users'.*`city`.*default"):
+                driver.store("users").get("ann")
+        else:
+            with pytest.raises(SchemaMismatch, match=r"'users'.*`city`.*default"):
+                driver.restore()
+
+
+def test_rows_of_a_snapshot_may_lack_fields_with_a_default() -> None:
+    """A row of the lake that the new type cannot decode is not corrupt either."""
+    batch = of_lake({"key": [b"ann"], "start_ms": [0], "end_ms": [0], "value_json": [b'{"name":"Ann"}']})
+    (schema,) = table_of_users(User).schemas()
+    task = StreamTask(table_of_users(WithOptionalCity), 0, application="app")
+    restore_windows(task, schema, batch)
+    assert [row.states for row in task.stores["users"].rows()] == [[WithOptionalCity("Ann")]]
+    with pytest.raises(SchemaMismatch, match=r"'users'.*`city`.*default"):
+        restore_windows(StreamTask(table_of_users(WithCity), 0, application="app"), schema, batch)
 
 
 def of_lake(columns: dict[str, Any], live: list[bool] | None = None) -> pa.RecordBatch:
