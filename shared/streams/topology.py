@@ -127,7 +127,7 @@ class Topology:
         Raises ConfigError if a store or global table has the name, or if there are STORES_MAX stores already.
         """
         if store.schema.name in self.stores or store.schema.name in self.global_tables:
-            raise ConfigError(f"topology: the store {store.schema.name!r} exists already")
+            raise ConfigError(f"topology: the store {store.schema.name!r} exists already; each needs its own name")
         # A changelog entry has one byte for the store's number.
         if len(self.stores) == STORES_MAX:
             raise ConfigError(f"topology: more than {STORES_MAX} stores")

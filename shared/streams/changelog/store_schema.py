@@ -132,15 +132,15 @@ TYPES_GROW = (
 def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
     """Raise SchemaMismatch, naming the difference, if state written under the schemas `stored` cannot be read by `own`.
 
-    The stores must agree in number, order, name, kind, key, source topic, gap, size and advance. Existing aggregations
+    The stores must agree in number, name, order, kind, key, source topic, gap, size and advance. Existing aggregations
     must keep their name, order, function, field and state columns. A store may get further aggregations, except one of
     the kind `table` or `join`. All else may change.
     """
     # The grace, the emission and the output topics are not compared: they only affect later records.
-    if len(stored) != len(own):
+    if [one.name for one in stored] != [one.name for one in own]:
         raise SchemaMismatch(f"{_other_stores(stored, own)}. {STORES_STAY}")
     for number, (old, new) in enumerate(zip(stored, own, strict=True)):
-        for field in ("name", "kind", "key", "source", "gap_ms", "size_ms", "advance_ms"):
+        for field in ("kind", "key", "source", "gap_ms", "size_ms", "advance_ms"):
             if getattr(old, field) != getattr(new, field):
                 difference = f"store {number}: {field} was {getattr(old, field)!r}, is now {getattr(new, field)!r}"
                 # The new name may have been that of another topic of the old topology, with records for another store.
@@ -157,6 +157,7 @@ def _other_stores(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...])
     now = [one.name for one in own]
     changes = [f"{name!r} is new" for name in now if name not in was]
     changes += [f"{name!r} is gone" for name in was if name not in now]
+    changes = changes or ["their order changed"]
     had, has = (", ".join(map(repr, names)) or "none" for names in (was, now))
     return f"the state has the stores {had}, the topology has {has}: {', '.join(changes)}"
 

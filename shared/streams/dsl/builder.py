@@ -621,7 +621,8 @@ class Stream(Generic[K, V]):
         - With a stream, two records match if they have the same key and their timestamps are within `windows`.
         - With a table, a record matches the row of its key; with a global table, the row of the key `key(record)`.
 
-        `value` is the type of the results. `name` is for the node and the stores of a join with a stream.
+        `value` is the type of the results. `name` is for the node and the stores of a join with a stream, by default
+        `<topic>-<other topic>-join`, where a side's topic is where its records entered the topology.
         """
         return add_join(self, other, joiner, JoinOptions(windows, key, value, name, left=False))
 
@@ -867,7 +868,7 @@ def _bind_aggregations(
     traits = stream._traits
     if name is None:
         # Not the number of the node: the store's name must stay if nodes above are added.
-        name = f"{traits.origin or traits.source.topic}-{kind}"
+        name = f"{traits.origin}-{kind}"
     if not isinstance(name, str) or not name:
         raise ConfigError(f"aggregate: name must be text, got {name!r}; results are named: n=Count()")
     if not aggregations:
@@ -1067,7 +1068,8 @@ def _add_stream_join(stream: Stream, other: Stream, joiner: Joiner, options: Joi
     builder = stream._builder
     assert windows is not None
     require_same_key_types(stream._traits.key, other._traits.key)
-    name = options.name or builder._generate_node_name("join")
+    # As for aggregations, the stores' names must stay if nodes above are added.
+    name = options.name or f"{stream._traits.origin}-{other._traits.origin}-join"
     stores = (f"{name}-left", f"{name}-right")
     sides = []
     for side, one in ((LEFT, stream), (RIGHT, other)):

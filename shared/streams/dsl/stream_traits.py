@@ -23,6 +23,8 @@ class StreamTraits:
     """The type of the values."""
     key: KeyType
     """The type of the record keys."""
+    origin: str
+    """The topic where the records entered the topology, before any repartition."""
     encode: Encoder = encode_json
     """The default encoder of `Stream.to`."""
     is_rekeyed: bool = False
@@ -36,7 +38,5 @@ class StreamTraits:
     """The type of the record keys in `WindowKey`s."""
     mixed: tuple[str, ...] = ()
     """The names of the types of the values if merged streams have different ones."""
-    origin: str = ""
-    """The topic where the records entered the topology, before any repartition."""
     has_deletions: bool = False
     """Whether a record without a value may be a retracted window or a deleted row."""

@@ -249,7 +249,7 @@ def test_windows_of_two_stores_are_different_rows() -> None:
     ("later", "message"),
     [
         (TWO_STORES, "stores"),
-        ((msgspec.structs.replace(STORES[0], name="t"),), "name .*'s'.*'t'"),
+        ((msgspec.structs.replace(STORES[0], name="t"),), "stores 's', .*'t' is new"),
         ((msgspec.structs.replace(STORES[0], key="bytes"),), "key .*'string'.*'bytes'"),
         ((msgspec.structs.replace(STORES[0], aggregations=()),), "the aggregations changed: n"),
     ],

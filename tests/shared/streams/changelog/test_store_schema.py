@@ -48,7 +48,6 @@ STAYS = [
     ("session", "source", "other"),
     ("session", "kind", "sliding"),
     ("tumbling", "kind", "hopping"),
-    ("hopping", "name", "t"),
     ("sliding", "key", "string"),
 ]
 MAY_CHANGE = {
@@ -74,9 +73,21 @@ def test_definitions_of_windows_may_not_change(kind: str, what: str, now: Any) -
         assert way_out in message
 
 
+@pytest.mark.parametrize(
+    ("now", "message"), [(["t", "s"], "their order changed"), (["s", "u"], "'u' is new, 't' is gone")]
+)
+def test_names_and_order_of_stores_may_not_change(now: list[str], message: str) -> None:
+    """The message names the stores that are new or gone, and does not blame the windows."""
+    was, is_now = (
+        tuple(msgspec.structs.replace(STORES["session"], name=name) for name in names) for names in (["s", "t"], now)
+    )
+    with pytest.raises(SchemaMismatch, match=f"{message}.*stores cannot change"):
+        check_schema(was, is_now)
+
+
 def test_every_field_of_a_store_is_listed_here() -> None:
     """A field that is added to stores is either compared or may change, and is put into one of the lists."""
-    fields = {what for _, what, _ in STAYS} | MAY_CHANGE.keys() | {"aggregations"}
+    fields = {what for _, what, _ in STAYS} | MAY_CHANGE.keys() | {"name", "aggregations"}
     assert fields == set(StoreSchema.__struct_fields__)
 
 

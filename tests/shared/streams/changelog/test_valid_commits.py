@@ -406,7 +406,7 @@ def test_a_renamed_repartition_topic_is_reported_with_the_remedy() -> None:
     assert "until everything is read" not in str(raised.value)
 
 
-@pytest.mark.parametrize("what", ["name", "key", "gap_ms", "size_ms"])
+@pytest.mark.parametrize("what", ["key", "gap_ms", "size_ms"])
 def test_a_change_beside_a_repartition_topic_is_no_rename(what: str) -> None:
     """The remedy of a name would change nothing."""
     stored = changed(source="app-key_by-2-repartition")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -81,6 +83,31 @@ def test_results_with_keys_of_bytes_are_the_same_after_a_restore() -> None:
     driver.restore()
     driver.pipe("other", key=b"\xff\x01", value=b"{}", timestamp=1)
     assert joined == [(b"\xff\x01", {"n": 1})] * 2
+
+
+def test_an_unnamed_join_keeps_its_stores_below_new_nodes() -> None:
+    """The stores' names come from the topics. A second join of the same topics needs a name."""
+
+    def unnamed(*, filtered: bool) -> tuple[StreamsBuilder, Callable[[], Any]]:
+        builder = StreamsBuilder()
+        left = builder.stream("left")
+        right = builder.stream("right")
+        if filtered:
+            left = left.filter(lambda record: True)
+        join = partial(left.join, right, lambda a, b: [a, b], JoinWindows.of(10))
+        join().to("out")
+        return builder, join
+
+    driver = TopologyTestDriver(unnamed(filtered=False)[0].build(), errors=ErrorHandlers())
+    driver.pipe("left", key=b"k", value=b"1", timestamp=0)
+    driver.crash()
+    builder, join = unnamed(filtered=True)
+    driver.topology = builder.build()
+    driver.restore()
+    driver.pipe("right", key=b"k", value=b"2", timestamp=0)
+    assert [record.value for record in driver.read("out")] == [b"[1,2]"]
+    with pytest.raises(ConfigError, match="'left-right-join-left' exists already"):
+        join()
 
 
 def gone_on_with(driver: TopologyTestDriver, windows: JoinWindows, *, left: bool = False) -> TopologyTestDriver:
