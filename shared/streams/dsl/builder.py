@@ -306,6 +306,7 @@ class StreamsBuilder:
         require_name("add_store: name", name)
         if name is None:
             raise ConfigError("add_store: a store needs a name")
+        value_deserializer(value)
         self._add_table_store(name, value, key, "")
         return name
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import typing
 from typing import Any
 
+import msgspec
+
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.serialization import (
     Deserializer,
@@ -43,12 +45,21 @@ def without_deserializer(value: Any) -> Any:
 
 
 def value_deserializer(value: Any) -> Deserializer:
-    """Return the deserializer for a type, or `value` itself if it is a deserializer. Raises ConfigError if neither."""
+    """Return the deserializer for a type, or `value` itself if it is a deserializer.
+
+    Raises ConfigError if it is neither, or a class that msgspec cannot decode, such as a pydantic model.
+    """
     if value is dict:
         return json_deserializer
     if value is bytes:
         return bytes_deserializer
     if is_value_type(value):
+        # msgspec takes any class, and leaves an unknown one to a `dec_hook`. It decodes `object` as any JSON.
+        if value is not object and isinstance(msgspec.inspect.type_info(value), msgspec.inspect.CustomType):
+            raise ConfigError(
+                f"value={value_type_name(value)}: msgspec cannot decode this class from JSON; use a msgspec.Struct, a "
+                "dataclass or a TypedDict, or a deserializer"
+            )
         return struct_deserializer(value)
     if callable(value):
         require_callable("value, a deserializer,", value)

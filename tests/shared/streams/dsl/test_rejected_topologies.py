@@ -31,6 +31,10 @@ class View(msgspec.Struct):
     ms: int
 
 
+class Plain:
+    """A class that msgspec cannot decode."""
+
+
 def clicks(builder: StreamsBuilder | None = None) -> Stream:
     return (builder or StreamsBuilder()).stream("clicks")
 
@@ -92,6 +96,10 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("global_table: name must be text", lambda: StreamsBuilder().global_table("t", name=3)),  # type: ignore[arg-type]
     ("add_store: name must be text", lambda: StreamsBuilder().add_store("")),
     ("add_store: a store needs a name", lambda: StreamsBuilder().add_store(None)),  # type: ignore[arg-type]
+    ("value=Plain: msgspec", lambda: StreamsBuilder().stream("t", Plain)),
+    ("value=Plain: msgspec", lambda: StreamsBuilder().table("t", Plain)),
+    ("value=Plain: msgspec", lambda: StreamsBuilder().global_table("t", Plain)),
+    ("value=Plain: msgspec", lambda: StreamsBuilder().add_store("t", Plain)),
     ("ErrorHandlers: deserialize must be one of dead_letter", lambda: ErrorHandlers("nope")),  # type: ignore[arg-type]
 ]
 
