@@ -156,6 +156,10 @@ class OfField(Aggregation[State]):
         bound.__dict__.update(self.__dict__)
         if value_type in (dict, Any, None):
             return bound
+        if typing.get_origin(value_type) is dict:
+            # A declared type of the values may have converted the JSON.
+            bound.verbatim = typing.get_args(value_type)[1] is Any
+            return bound
         try:
             hints = typing.get_type_hints(value_type)
         except (TypeError, NameError):
