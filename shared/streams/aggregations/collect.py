@@ -46,8 +46,8 @@ class _Collect(OfField[Collected]):
 
     def __init__(self, field: str, limit: int = COLLECT_LIMIT) -> None:
         super().__init__(field)
-        if limit < 1:
-            raise ConfigError(f"{self.function}({field!r}): the limit must be at least 1, got {limit}")
+        if type(limit) is not int or limit < 1:
+            raise ConfigError(f"{self.function}({field!r}): the limit must be an int of at least 1, got {limit!r}")
         self.limit = limit
         self.parameters = (limit,)
 

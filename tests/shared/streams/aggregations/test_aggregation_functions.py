@@ -315,6 +315,8 @@ class Listed(msgspec.Struct, array_like=True):
     ("value_type", "aggregation", "verbatim"),
     [
         (dict, Sum("ms"), True),
+        (dict[str, Any], Sum("ms"), True),
+        (dict[str, datetime], Last("ms"), False),
         (Renamed, Sum("ms"), True),
         (Renamed, Sum("delay_ms"), False),
         (Renamed, Sum("hops"), False),
@@ -601,10 +603,11 @@ def test_a_collected_number_that_json_lacks_is_restored_as_nan(make: Any, number
 
 
 @pytest.mark.parametrize("make", [CollectList, CollectSet])
-def test_a_limit_below_one_is_rejected(make: Any) -> None:
-    """A collection without room for a value is invalid."""
+@pytest.mark.parametrize("limit", [0, 1e3, True])
+def test_a_limit_that_is_no_positive_int_is_rejected(make: Any, limit: Any) -> None:
+    """A collection without room for a value is invalid. A float cannot be the end of a slice."""
     with pytest.raises(ConfigError, match="limit must"):
-        make("x", 0)
+        make("x", limit)
 
 
 def test_a_value_without_json_is_rejected() -> None:
