@@ -85,7 +85,7 @@ class PunctuationQueue:
         self._sweep_at = SWEEP_MIN
 
     def __repr__(self) -> str:
-        waiting = sorted((due, schedule.name) for due, _, schedule in self._heap if not schedule.cancelled)
+        waiting = [(due, schedule.name) for due, _, schedule in sorted(self._heap) if not schedule.cancelled]
         return f"PunctuationQueue({waiting})"
 
     def schedule(self, interval_ms: int, first_due_ms: int, callback: Punctuator, name: str | None = None) -> Schedule:

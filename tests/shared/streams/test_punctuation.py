@@ -152,12 +152,13 @@ def test_schedule_from_within_a_callback() -> None:
 
 
 def test_repr_shows_what_waits() -> None:
-    """The queue prints its live schedules, earliest first."""
+    """The queue prints its live schedules, earliest first; of those due at one time, the first one made."""
     queue = PunctuationQueue()
     queue.schedule(10, 20, print, "b")
     queue.schedule(10, 10, print, "a")
     queue.schedule(10, 5, print, "gone").cancel()
-    assert repr(queue) == "PunctuationQueue([(10, 'a'), (20, 'b')])"
+    queue.schedule(10, 20, print)
+    assert repr(queue) == "PunctuationQueue([(10, 'a'), (20, 'b'), (20, None)])"
 
 
 @given(st.integers(1, 50), st.integers(0, 100), st.lists(st.integers(0, 60), max_size=40))
