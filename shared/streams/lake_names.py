@@ -2,7 +2,8 @@
 
 The table `state` has a column for each store, the tables `closed/<store>` and `late/<store>` one for each aggregation.
 These names must differ from the tables' other columns. Delta ignores case in names, and rejects blanks and some
-punctuation. An aggregator with a lake checks its topology when it starts. The Spark jobs check before they write.
+punctuation. A store's name is also a folder: in a path, Spark or deltalake gives further characters a meaning of their
+own. An aggregator with a lake checks its topology when it starts. The Spark jobs check before they write.
 
 >>> require_names_in_lake_table("store 'visits': aggregation", ["n", "State"], CLOSED_COLUMNS, "closed/visits")
 Traceback (most recent call last):
@@ -19,7 +20,8 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
 from penstock.shared.streams.changelog.store_schema import StoreSchema
 
-_FORBIDDEN = frozenset(" ,;{}()\n\t=/\\")
+_PUNCTUATION = ', ; { } ( ) [ ] < > = / \\ | % # ? * : ^ ` "'
+_FORBIDDEN = frozenset("\n\t" + _PUNCTUATION)
 
 
 def require_lake_names(stores: Sequence[StoreSchema]) -> None:
@@ -40,7 +42,7 @@ def require_names_in_lake_table(owner: str, names: Iterable[str], own: Iterable[
         if not name or _FORBIDDEN & set(name):
             raise ConfigError(
                 f"{owner} {name!r}: the lake's table {table} has a column of this name, which must not be empty or "
-                "have blanks or any of , ; { } ( ) = / \\ in it: rename it"
+                f"have blanks or any of {_PUNCTUATION} in it: rename it"
             )
         if (reserved_name := reserved.get(name.lower())) is not None:
             raise ConfigError(
