@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import TypedDict
 
@@ -38,7 +38,7 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.kernel_loading import loaded
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.records import Columns, TopicPartition
+from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import require_whole_input
 from penstock.shared.streams.compile_kernels import compile_kernels
@@ -173,24 +173,17 @@ class StreamWorker(RebalanceListener):
         table's topic lacks the position.
         """
         # 1. Fetch. The group's callbacks, such as `on_partitions_revoked`, are called in here.
-        batches = await self._poll_records()
+        await self._poll_records()
         await self._tables.poll()
         async with self._lock:
             # 2. Handle the outcomes of the background commit and of background restores.
             if self._commits.has_ended:
                 await self._handle_ended_commits(await self._commits.settle())
-            # Rebalances happen inside the poll, and the poll returns records only after its listener has returned.
-            # Partitions in restore are paused. So the records belong to the tasks that run now, and none may be left
-            # out, since the consumer's position is past them. A task that is collected below may replace one whose
-            # commit has just failed. The records were fetched for the discarded one, and the new one will seek to its
-            # own position.
-            running = self._tasks.running()
             await self._collect_restored_tasks()
+            running = self._tasks.running()
             # 3. Process the records, then advance the times that do not depend on records.
             now_ms = self._clock.now_ms() if now_ms is None else now_ms
-            _process_fetched_records(
-                batches, running, self._consumer, now_ms, self._time, self._settings.input_buffer_max_bytes
-            )
+            _process_waiting_records(running, self._consumer, now_ms, self._time, self._settings.input_buffer_max_bytes)
             _advance_past_transaction_markers(running, self._consumer)
             blocking_ms_max = self._settings.blocking_ms_max
             _advance_idle_tasks(running, self._consumer, self.source_partitions, blocking_ms_max, self._clock)
@@ -205,14 +198,23 @@ class StreamWorker(RebalanceListener):
         if self._fenced:
             await self._rejoin_group()
 
-    async def _poll_records(self) -> dict[TopicPartition, Columns]:
+    async def _poll_records(self) -> None:
+        """Fetch records, and add them to the inputs of their tasks."""
         try:
-            running = self._tasks.running().values()
-            wait_ms = _poll_wait_ms(self._settings, running, self._commit_due_ms - self._clock.monotonic_ms())
+            tasks = self._tasks.running().values()
+            wait_ms = _poll_wait_ms(self._settings, tasks, self._commit_due_ms - self._clock.monotonic_ms())
             # A busy worker does not wait in `poll`, but its commit needs the event loop.
             if not wait_ms:
                 await self._commits.yield_to_commit()
-            return await self._consumer.poll(wait_ms, self._settings.max_poll_records)
+            batches = await self._consumer.poll(wait_ms, self._settings.max_poll_records)
+            # Without an await since the poll: the consumer's position is past the records, so a cancellation would lose
+            # them. Rebalances happen inside the poll, and the poll returns records only after its listener has
+            # returned. Partitions in restore are paused. So all records belong to the tasks that run now.
+            running = self._tasks.running()
+            for at, columns in batches.items():
+                if (one := running.get(at.partition)) is not None:
+                    one.inputs.add(columns)
+            return
         except InconsistentGroupProtocol as e:
             # The members that are described afterwards are then all others.
             await self._consumer.close()
@@ -232,7 +234,6 @@ class StreamWorker(RebalanceListener):
                     # The next poll reports again that the position is out of range.
                     log.warning("the source's offsets cannot be looked up", partition=partition, reason=str(e))
                 self._seek_to_task(partition)
-        return {}
 
     async def shutdown(self, timeout_ms: float = SHUTDOWN_TIMEOUT_MS) -> None:
         """Commit what was processed, leave the group and close everything. All waits for Kafka end within `timeout_ms`.
@@ -576,18 +577,10 @@ def _poll_wait_ms(settings: StreamsSettings, running: Collection[RunningTask], c
     return max(1, min(settings.poll_ms, commit_due_ms)) if waits else settings.poll_ms
 
 
-def _process_fetched_records(
-    batches: Mapping[TopicPartition, Columns],
-    running: RunningTasks,
-    consumer: Consumer,
-    now_ms: int,
-    time: TurnTime,
-    bytes_max: int,
+def _process_waiting_records(
+    running: RunningTasks, consumer: Consumer, now_ms: int, time: TurnTime, bytes_max: int
 ) -> None:
-    """Add each batch to its task's inputs, let the tasks process within the turn's time, and pause full partitions."""
-    for at, columns in batches.items():
-        if (one := running.get(at.partition)) is not None:
-            one.inputs.add(columns)
+    """Let the tasks process the records in their inputs within the turn's time, and pause full partitions."""
     assignment = consumer.assignment()
     time.begin(sum(one.inputs.waiting for one in running.values()))
     for partition, one in running.items():

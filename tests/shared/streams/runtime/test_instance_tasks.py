@@ -191,6 +191,31 @@ async def test_a_restored_task_that_cannot_start_ends_the_worker() -> None:
     assert worker._tasks.running() == {}
 
 
+async def test_a_turn_that_is_cancelled_after_its_poll_loses_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records that the cancelled turn fetched are processed by the next one."""
+    polled = asyncio.Event()
+
+    async def hang() -> None:
+        polled.set()
+        await asyncio.Event().wait()
+
+    worker = worker_of(restored(0), clock=ManualClock())
+    await ended(worker, 0)
+    await worker._collect_restored_tasks()
+    consumer: Any = worker._consumer
+    consumer.fetched = {TopicPartition("in", 0): Columns.of([ConsumerRecord("in", 0, 7, 0, None, b"{}")])}
+    with monkeypatch.context() as patched:
+        patched.setattr(worker._tables, "poll", hang)
+        turn = asyncio.create_task(worker.run_once(0))
+        await polled.wait()
+        turn.cancel()
+        await asyncio.wait({turn})
+    await worker.run_once(0)
+    task = worker.tasks()[0].task
+    assert task is not None
+    assert (task.sources["in"], task.metrics.totals().records) == (8, 1)
+
+
 async def test_partitions_with_offsets_ahead_are_reported_together() -> None:
     """GroupAhead is raised once every restore has ended, and names the partitions of all of them."""
     gate = asyncio.Event()
@@ -357,6 +382,19 @@ class Fetching:
     def __init__(self, *partitions: TopicPartition) -> None:
         self._assigned, self._paused = frozenset(partitions), set[TopicPartition]()
         self.positions: dict[TopicPartition, int] = {}
+        self.fetched: dict[TopicPartition, Columns] = {}
+
+    async def poll(self, timeout_ms: float, max_records: int | None) -> dict[TopicPartition, Columns]:
+        fetched = self.fetched
+        self.fetched = {}
+        self.positions |= {at: int(columns.offsets[-1]) + 1 for at, columns in fetched.items()}
+        return fetched
+
+    def known_position(self, at: TopicPartition) -> int | None:
+        return self.positions.get(at)
+
+    def known_lag(self, at: TopicPartition) -> int | None:
+        return None
 
     def assignment(self) -> frozenset[TopicPartition]:
         return self._assigned
