@@ -208,9 +208,31 @@ class TaskSchedules:
             self._named[full_name] = made
         return made
 
-    def grids_ms(self) -> dict[str, int]:
-        """Return the next due times to commit, by grid. Restored grids without a schedule are included."""
-        return self.restored | self.stream_time.grids_ms() | self.wall_clock.grids_ms()
+    def grids_ms(self, stream_time_ms: int, now_ms: int) -> dict[str, int]:
+        """Return the next due times to commit, by grid.
+
+        A restored grid without a schedule is included until its due time has passed by more than its interval.
+        Otherwise the grids of names that are never used again would accumulate.
+        """
+        kept = {
+            grid: due
+            for grid, due in self.restored.items()
+            if not _is_outdated(grid, due, stream_time_ms=stream_time_ms, now_ms=now_ms)
+        }
+        return kept | self.stream_time.grids_ms() | self.wall_clock.grids_ms()
+
+
+def _is_outdated(grid: str, due_ms: int, *, stream_time_ms: int, now_ms: int) -> bool:
+    """Return whether a grid's due time has passed by more than its interval.
+
+    >>> _is_outdated("node/mine (stream_time, every 7 ms)", 100, stream_time_ms=107, now_ms=0)
+    False
+    >>> _is_outdated("node/mine (stream_time, every 7 ms)", 100, stream_time_ms=108, now_ms=0)
+    True
+    """
+    type_, _, interval = grid.rpartition(" (")[2].removesuffix(" ms)").partition(", every ")
+    passed_ms = (stream_time_ms if type_ == PunctuationType.STREAM_TIME.value else now_ms) - due_ms
+    return passed_ms > int(interval)
 
 
 def _limit_due_time(due_ms: int, now_ms: int, interval_ms: int, start_ms: int | None) -> int:

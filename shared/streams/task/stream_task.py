@@ -527,7 +527,7 @@ class StreamTask:
             operator_times_ms=self.times.by_store(),
             source_times_ms=dict(self.times.source_times_ms),
             close_times_ms=self.times.close_times(),
-            grids_ms=self.schedules.grids_ms(),
+            grids_ms=self.schedules.grids_ms(self.stream_time_ms, now_ms),
             stores=self.schemas,
             wall_ms=now_ms,
             source_ids=dict(self.source_ids),

@@ -402,6 +402,18 @@ def test_a_name_not_yet_scheduled_again_keeps_its_grid() -> None:
     assert driver.task.schedule(100, WALL, print, name="mine").due_ms == 100
 
 
+def test_a_grid_of_a_name_that_is_not_used_again_is_forgotten() -> None:
+    """A commit leaves a restored grid out once its next point has passed by more than the interval."""
+    driver = TopologyTestDriver(topology(lambda context: None))
+    driver.task.schedule(100, WALL, print, name="once")
+    pipe(driver, 1)
+    driver.crash()
+    driver.restore()
+    for passed_ms, is_kept in ((200, True), (1, False)):
+        driver.advance_wall_clock(passed_ms)
+        assert bool(driver.task.progress_record(driver.clock.now_ms()).grids_ms) is is_kept
+
+
 def test_wall_clock_keeps_its_grid_over_gaps() -> None:
     """Several missed grid points cause one call, and later calls stay on the grid."""
     called: list[int] = []
@@ -484,7 +496,7 @@ def test_cancelled_schedules_are_forgotten(count: int) -> None:
         add_schedule(schedules, f"timer-{i}").cancel()
         assert len(schedules._named) <= max(SWEEP_MIN, 2 * count)
         assert len(schedules.stream_time._heap) <= max(SWEEP_MIN, 2 * count)
-    assert sorted(schedules.grids_ms()) == [f"n/kept-{i:03} (stream_time, every 1 ms)" for i in range(count)]
+    assert sorted(schedules.grids_ms(0, 0)) == [f"n/kept-{i:03} (stream_time, every 1 ms)" for i in range(count)]
     assert not any(schedule.cancelled for schedule in kept)
 
 
@@ -510,12 +522,12 @@ def test_a_clock_that_was_ahead_stops_no_wall_clock_schedule() -> None:
 
     ahead, schedules = TaskSchedules(), TaskSchedules()
     was = due(ahead, now + 2 * day + 7, None).due_ms
-    schedules.restored = ahead.grids_ms()
+    schedules.restored = ahead.grids_ms(0, 0)
     now_due = due(schedules, now, None).due_ms
     assert now < now_due <= now + interval
     assert (was - now_due) % interval == 0
     planned = TaskSchedules()
-    planned.restored = ahead.grids_ms()
+    planned.restored = ahead.grids_ms(0, 0)
     assert due(planned, now, was).due_ms == was
 
 
@@ -551,7 +563,7 @@ def test_a_restored_wall_clock_grid_is_due_within_an_interval(restored: int, sta
     schedules.restored = {MINE: restored, "mine (stream_time, every 7 ms)": 5, "mine2 (stream_time, every 7 ms)": 6}
     assert wall_clock_due(schedules, start=start) == due
     assert schedules.restored == {"mine2 (stream_time, every 7 ms)": 6}
-    assert schedules.grids_ms() == {MINE: due, "mine2 (stream_time, every 7 ms)": 6}
+    assert schedules.grids_ms(0, 0) == {MINE: due, "mine2 (stream_time, every 7 ms)": 6}
 
 
 def test_a_new_grid_is_to_be_committed() -> None:
