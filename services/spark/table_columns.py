@@ -23,7 +23,6 @@ from penstock.shared.common.arrow_arrays import ARROW_TYPES, binary_array
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.changelog.state_codec import StateCodec
-from penstock.shared.streams.changelog.state_decoding import packed_columns
 from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 
 TIMESTAMP = pa.timestamp("us", "UTC")
@@ -110,7 +109,7 @@ def lake_state_column(codec: StateCodec, states: PackedBytes) -> pa.StructArray:
     """
     columns = [
         binary_array(column) if isinstance(column, PackedBytes) else pa.array(column)
-        for column in packed_columns(codec, states)
+        for column in codec.packed_columns(states)
     ]
     return pa.StructArray.from_arrays(columns, names=[column.name for column in codec.columns])
 

@@ -23,7 +23,6 @@ from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog import reader_kernels as k
 from penstock.shared.streams.changelog.format import Progress
 from penstock.shared.streams.changelog.state_codec import StateCodec
-from penstock.shared.streams.changelog.state_decoding import unpacked_columns
 from penstock.shared.streams.changelog.store_schema import StoreSchema, check_schema
 
 NO_OWNER_EPOCH = 0
@@ -438,7 +437,7 @@ def compile_changelog_reader() -> None:
     """Compile the kernels that read changelogs, or load them from numba's cache, by calling each once."""
     nothing = PackedBytes.of([None])
     ChangelogReader(ignore_changes).feed(np.array([0]), nothing, nothing)
-    unpacked_columns(StateCodec([Column("n", "int64")]), nothing[:0])
+    StateCodec([Column("n", "int64")]).unpacked_columns(nothing[:0])
 
 
 def reader_start_offset(

@@ -1,15 +1,17 @@
-"""Packs the column values of one state into the bytes of a changelog entry, and unpacks them.
-
-`state_decoding` unpacks the states of many windows at once.
-"""
+"""Packs the column values of states into the bytes of changelog entries, and unpacks them."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations.aggregation import Column, ColumnValue
+from penstock.shared.streams.changelog import reader_kernels as k
 from penstock.shared.streams.changelog.format import LENGTH
 
 
@@ -18,18 +20,16 @@ class StateCodec:
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self.columns = tuple(columns)
-        fixed = [i for i, c in enumerate(columns) if c.type != "binary"]
-        self.binary = [i for i, c in enumerate(columns) if c.type == "binary"]
-        self.fixed = fixed
-        self._struct = struct.Struct(">" + "".join("q" if columns[i].type == "int64" else "d" for i in fixed))
-        self._all_fixed = not self.binary
+        self._fixed = [i for i, c in enumerate(columns) if c.type != "binary"]
+        self._binary = [i for i, c in enumerate(columns) if c.type == "binary"]
+        self._struct = struct.Struct(">" + "".join("q" if columns[i].type == "int64" else "d" for i in self._fixed))
 
     def pack(self, values: Sequence[ColumnValue]) -> bytes:
         """Return the state's bytes from its column values in declared order."""
-        if self._all_fixed:
+        if not self._binary:
             return self._struct.pack(*values)
-        parts = [self._struct.pack(*(values[i] for i in self.fixed))]
-        for i in self.binary:
+        parts = [self._struct.pack(*(values[i] for i in self._fixed))]
+        for i in self._binary:
             blob = values[i]
             assert isinstance(blob, bytes)
             parts += (LENGTH.pack(len(blob)), blob)
@@ -39,10 +39,10 @@ class StateCodec:
         """Return the column values of a state. Raises CorruptRecord if it is invalid."""
         try:
             values: list[ColumnValue] = [0] * len(self.columns)
-            for i, value in zip(self.fixed, self._struct.unpack_from(data), strict=True):
+            for i, value in zip(self._fixed, self._struct.unpack_from(data), strict=True):
                 values[i] = value
             at = self._struct.size
-            for i in self.binary:
+            for i in self._binary:
                 (length,) = LENGTH.unpack_from(data, at)
                 at += LENGTH.size
                 values[i] = data[at : at + length]
@@ -52,3 +52,28 @@ class StateCodec:
         if at != len(data):
             raise CorruptRecord(f"a changelog state has {len(data)} bytes where {at} were expected")
         return values
+
+    def packed_columns(self, states: PackedBytes) -> list[Any]:
+        """Return the columns of many states in declared order: arrays of numbers, and PackedBytes that share the
+        states' buffer.
+
+        Raises CorruptRecord for the first invalid state.
+        """
+        count = len(states)
+        cells = np.empty((len(self._fixed), count), np.int64)
+        begins, sizes = np.empty((2, len(self._binary), count), np.int64)
+        bad = k.read_state_columns(*states.arrays, len(self._fixed), len(self._binary), cells, begins, sizes)
+        # `unpack` raises the error with its reason.
+        if bad < count:
+            self.unpack(states[bad] or b"")
+        columns: list[Any] = [None] * len(self.columns)
+        for row, i in enumerate(self._fixed):
+            columns[i] = cells[row] if self.columns[i].type == "int64" else cells[row].view(np.float64)
+        for row, i in enumerate(self._binary):
+            columns[i] = PackedBytes(states.data, begins[row], sizes[row])
+        return columns
+
+    def unpacked_columns(self, states: PackedBytes) -> list[Any]:
+        """Return the columns as `packed_columns` does, but with a list of bytes in place of each PackedBytes."""
+        columns = self.packed_columns(states)
+        return [column.tolist() if isinstance(column, PackedBytes) else column for column in columns]

@@ -22,7 +22,6 @@ from penstock.shared.streams.aggregations.aggregation import Aggregation, Column
 from penstock.shared.streams.changelog.changelog_reader import Change, ConfirmedChanges, apply_one_by_one
 from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, Progress
 from penstock.shared.streams.changelog.state_codec import StateCodec
-from penstock.shared.streams.changelog.state_decoding import unpacked_columns
 from penstock.shared.streams.changelog.store_schema import TYPES_GROW, StoreSchema, check_schema
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.windows.key_index import are_ascii
@@ -77,7 +76,7 @@ def _replay_changes(store: WindowStore, schema: StoreSchema, changes: ConfirmedC
 
     def read_states(indexes: Int64Array) -> list[Any]:
         # A state that a later one replaces must be valid too.
-        all_live = unpacked_columns(codec, changes.states.at(is_live))
+        all_live = codec.unpacked_columns(changes.states.at(is_live))
         own = np.flatnonzero(is_live).searchsorted(indexes)
         columns = dict(zip(names, all_live, strict=True))
         return [_select_restored_states(columns[column.name], own) for column in schema.state_columns()]

@@ -16,7 +16,6 @@ from penstock.shared.streams.aggregations.aggregation import Column, Count, Coun
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.format import DecodedEntry, Progress, Takeover
 from penstock.shared.streams.changelog.state_codec import StateCodec
-from penstock.shared.streams.changelog.state_decoding import unpacked_columns
 from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 from penstock.shared.streams.state_store import NEVER
 
@@ -143,7 +142,7 @@ def test_states_round_trip(given_state: tuple[list[Any], tuple[Any, ...], bytes]
     codec = StateCodec([Column(f"c{i}", type_) for i, type_ in enumerate(types)])
     packed = codec.pack(state)
     assert codec.unpack(packed) == list(state)
-    columns = unpacked_columns(codec, PackedBytes.of([before, packed, packed])[1:])
+    columns = codec.unpacked_columns(PackedBytes.of([before, packed, packed])[1:])
     assert [list(row) for row in zip(*columns, strict=True)] == ([list(state)] * 2 if types else [])
 
 
@@ -218,7 +217,7 @@ def test_corrupt_states_are_rejected(length: int) -> None:
     with pytest.raises(CorruptRecord, match="changelog state"):
         codec.unpack(wrong)
     with pytest.raises(CorruptRecord, match="changelog state"):
-        unpacked_columns(codec, PackedBytes.of([packed, wrong, packed]))
+        codec.unpacked_columns(PackedBytes.of([packed, wrong, packed]))
 
 
 # --- foreign records ---
