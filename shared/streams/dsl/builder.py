@@ -524,8 +524,7 @@ class Stream(Generic[K, V]):
         results.
         """
         require_same_builder("merge", self._builder, other._builder)
-        if self._traits.key != other._traits.key:
-            raise ConfigError(f"merge: the keys of one are {self._traits.key}, those of the other {other._traits.key}")
+        require_same_key_types("merge", self._traits.key, other._traits.key)
         node = ProcessorNode(self._builder._generate_node_name("merge"), lambda: Each(forward_unchanged))
         self._builder._topology.add(node, self._node, other._node)
         own = self._traits
@@ -565,8 +564,7 @@ class Stream(Generic[K, V]):
         node = self._add_processor_node("process", supplier, stores, name)
         # As KStream.process: the processor may have changed keys, so the next grouping or join repartitions.
         # `process_values` avoids that.
-        traits = replace(self._traits, value=value, key=key or self._traits.key, is_rekeyed=True, rekeyed_by=name)
-        return Stream(self._builder, node, replace(traits, encode=encode_json, is_windowed=False, mixed=()))
+        return self._derive_rekeyed_stream(node, value, key or self._traits.key, name)
 
     def process_values(
         self,
@@ -780,9 +778,22 @@ class Stream(Generic[K, V]):
         node = ProcessorNode(name or self._builder._generate_node_name(kind), lambda: Each(each))
         self._builder._topology.add(node, self._node)
         mixed = self._traits.mixed if kind == "key_by" else ()
-        traits = replace(self._traits, value=value, key=key, is_rekeyed=True, rekeyed_by=name, encode=encode_json)
-        traits = replace(traits, is_windowed=False, mixed=mixed)
-        return Stream(self._builder, node.name, traits)
+        return self._derive_rekeyed_stream(node.name, value, key, name, mixed)
+
+    def _derive_rekeyed_stream(
+        self, node: str, value: Any, key: KeyType, name: str | None, mixed: tuple[str, ...] = ()
+    ) -> Stream:
+        traits = replace(
+            self._traits,
+            value=value,
+            key=key,
+            is_rekeyed=True,
+            rekeyed_by=name,
+            encode=encode_json,
+            is_windowed=False,
+            mixed=mixed,
+        )
+        return Stream(self._builder, node, traits)
 
     def _add_each_node(
         self,
@@ -815,13 +826,13 @@ class GroupedStream(Generic[K, V]):
     def session_window(self, gap: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Group into sessions, which end after a gap of inactivity."""
         return WindowedGroup(
-            self._stream, WindowRule("session", duration_ms(gap, "session_window: gap"), _window_grace_ms(grace))
+            self._stream, WindowRule("session", duration_ms(gap, "session_window: gap"), duration_ms(grace, "grace", 0))
         )
 
     def tumbling_window(self, size: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Group into windows of one size; each begins where the previous one ends."""
         size_ms = duration_ms(size, "tumbling_window: size")
-        return WindowedGroup(self._stream, WindowRule("tumbling", size_ms, _window_grace_ms(grace), size_ms))
+        return WindowedGroup(self._stream, WindowRule("tumbling", size_ms, duration_ms(grace, "grace", 0), size_ms))
 
     def hopping_window(
         self, size: timedelta | int, advance: timedelta | int, grace: timedelta | int = 0
@@ -829,12 +840,12 @@ class GroupedStream(Generic[K, V]):
         """Group into windows of one size that begin every `advance`, which is at most the size."""
         size_ms = duration_ms(size, "hopping_window: size")
         advance_ms = duration_ms(advance, "hopping_window: advance")
-        return WindowedGroup(self._stream, hopping_windows(size_ms, advance_ms, _window_grace_ms(grace)))
+        return WindowedGroup(self._stream, hopping_windows(size_ms, advance_ms, duration_ms(grace, "grace", 0)))
 
     def sliding_window(self, difference: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Group into windows whose records are at most `difference` apart. They skip records without a value."""
         difference_ms = duration_ms(difference, "sliding_window: difference", 0)
-        return WindowedGroup(self._stream, WindowRule("sliding", difference_ms, _window_grace_ms(grace)))
+        return WindowedGroup(self._stream, WindowRule("sliding", difference_ms, duration_ms(grace, "grace", 0)))
 
     def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> Table[K, dict[str, Any]]:
         """Aggregate all records of each key that have a value into a table, kept in a store of this name.
@@ -852,11 +863,6 @@ class GroupedStream(Generic[K, V]):
         )
         stream._builder._topology.add(ProcessorNode(name, lambda: KeyAggregate(name, bound), (name,)), stream._node)
         return Table(stream._derive_stream(name, dict, encode_json, is_windowed=False, has_deletions=False), name)
-
-
-def _window_grace_ms(grace: timedelta | int) -> int:
-    """Return the grace of a window in ms."""
-    return duration_ms(grace, "grace", 0)
 
 
 Bound = Mapping[str, Aggregation[Any]]
@@ -1057,7 +1063,7 @@ def _add_global_join(stream: Stream, table: GlobalTable, joiner: Joiner, options
 
 
 def _add_table_join(stream: Stream, table: Table, joiner: Joiner, options: JoinOptions) -> Stream:
-    require_same_key_types(stream._traits.key, table.stream._traits.key)
+    require_same_key_types("join", stream._traits.key, table.stream._traits.key)
     supplier = lambda: TableJoin(table.store, joiner, left=options.left)  # noqa: E731
     node = ProcessorNode(stream._builder._generate_node_name("join"), supplier, (table.store,))
     stream._builder._topology.add(node, stream._node)
@@ -1068,7 +1074,7 @@ def _add_stream_join(stream: Stream, other: Stream, joiner: Joiner, options: Joi
     windows = options.windows
     builder = stream._builder
     assert windows is not None
-    require_same_key_types(stream._traits.key, other._traits.key)
+    require_same_key_types("join", stream._traits.key, other._traits.key)
     # As for aggregations, the stores' names must stay if nodes above are added.
     name = options.name or f"{stream._traits.origin}-{other._traits.origin}-join"
     stores = (f"{name}-left", f"{name}-right")

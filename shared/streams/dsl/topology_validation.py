@@ -142,7 +142,7 @@ def _path_back(writes: Mapping[str, Mapping[str, str]], topic: str) -> list[str]
     return None
 
 
-def require_same_key_types(own: KeyType, other: KeyType) -> None:
-    """Raise ConfigError if the two sides of a topology's join have keys of different types."""
+def require_same_key_types(operation: str, own: KeyType, other: KeyType) -> None:
+    """Raise ConfigError if the two sides of an operation have keys of different types."""
     if own != other:
-        raise ConfigError(f"join: the keys of one side are {own}, those of the other {other}")
+        raise ConfigError(f"{operation}: the keys of one side are {own}, those of the other {other}")
