@@ -63,13 +63,8 @@ class OnPart(Transformation):
 
     def field_value(self, field: Field, value: Mapping[str, Any]) -> Any:
         """Return a field's value, or its default if it is null and `replace_null` is set."""
-        return field_value(field, value, self.replace_null)
-
-
-def field_value(field: Field, value: Mapping[str, Any], replace_null: bool) -> Any:
-    """Return a field's value, or its default if it is null and `replace_null` is set."""
-    found = value.get(field.name)
-    return field.schema.default if found is None and replace_null and field.schema.has_default else found
+        found = value.get(field.name)
+        return field.schema.default if found is None and self.replace_null and field.schema.has_default else found
 
 
 def require_map(value: Any, purpose: str) -> Mapping[str, Any]:

@@ -10,12 +10,9 @@ from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.connect.config_def import HIGH, MEDIUM, NO_DEFAULT, ConfigDef, Type, non_empty, one_of
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.schema import Field, Schema, SchemaType
-from penstock.shared.connect.transform import Transformation
 from penstock.shared.connect.transforms.parts import (
     PACKAGE,
-    REPLACE_NULL,
     OnPart,
-    field_value,
     key_and_value,
     require_map,
     require_struct,
@@ -208,7 +205,7 @@ def _validate_renames(name: str, value: list[str]) -> None:
             raise ConfigError(f"Invalid rename mapping: {item}")
 
 
-class ValueToKey(Transformation):
+class ValueToKey(OnPart):
     """Makes the key from fields of the value."""
 
     kafka_class = PACKAGE + "ValueToKey"
@@ -219,31 +216,24 @@ class ValueToKey(Transformation):
             ConfigDef().define("fields", Type.LIST, NO_DEFAULT, HIGH, "Fields of the key.", non_empty)
         )
 
-    def configure(self, values: Mapping[str, Any]) -> None:
-        self._fields = values["fields"]
-        self._replace_null = values[REPLACE_NULL]
-        self._known: tuple[Schema, Schema] | None = None
-
-    def apply(self, record: ConnectRecord) -> ConnectRecord:
+    def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
         purpose = "copying fields from value to key"
-        schema = record.value_schema
         if schema is None:
-            given = require_map(record.value, purpose)
-            return record.with_key(None, {name: given.get(name) for name in self._fields})
-        given = require_struct(schema, record.value, purpose)
-        if self._known is None or self._known[0] is not schema:
-            self._known = (
-                schema,
-                Schema(SchemaType.STRUCT, fields=tuple(self._field_of_value(schema, n) for n in self._fields)),
-            )
-        key = {field.name: field_value(field, given, self._replace_null) for field in self._known[1].fields}
-        return record.with_key(self._known[1], key)
+            given = require_map(value, purpose)
+            return record.with_key(None, {name: given.get(name) for name in self.values["fields"]})
+        given = require_struct(schema, value, purpose)
+        key_schema = self.updated(schema, self._schema_of_key)
+        return record.with_key(key_schema, {field.name: self.field_value(field, given) for field in key_schema.fields})
 
-    def _field_of_value(self, schema: Schema, name: str) -> Field:
-        found = schema.field(name)
-        if found is None:
-            raise DataError(f"Field does not exist: {name}")
-        return found
+    def _schema_of_key(self, schema: Schema) -> Schema:
+        return Schema(SchemaType.STRUCT, fields=tuple(_require_field(schema, name) for name in self.values["fields"]))
+
+
+def _require_field(schema: Schema, name: str) -> Field:
+    found = schema.field(name)
+    if found is None:
+        raise DataError(f"Field does not exist: {name}")
+    return found
 
 
 ExtractFieldKey, ExtractFieldValue = key_and_value(_ExtractField, "ExtractField")
