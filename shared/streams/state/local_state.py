@@ -9,7 +9,8 @@ log. KIP-892 (transactional state stores) has the same aim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from penstock.shared.common.errors import RetriableError
 from penstock.shared.common.log import get_logger
@@ -23,6 +24,7 @@ from penstock.shared.streams.state.persistent_stores import (
     PersistentJoinStore,
     PersistentKeyValueStore,
     PersistentWindowStore,
+    StoredRows,
 )
 from penstock.shared.streams.state.rocksdb import RocksDb, RowId, StoredRow
 from penstock.shared.streams.state.row_codec import RowCodec
@@ -46,34 +48,6 @@ PERSISTENT_STORES: dict[str, Callable[..., AnyPersistentStore]] = {
 
 class CommitOffsetUnknown(RetriableError):
     """A commit succeeded, but the broker did not return its offset. The task is restored from the changelog."""
-
-
-class _StoreRows:
-    """The rows of one store; restored rows go to the task's `LocalState`."""
-
-    def __init__(self, state: LocalState, store: int) -> None:
-        self._state = state
-        self._db = state.db
-        self._store = store
-
-    @property
-    def count(self) -> int:
-        return self._db.count(self._store)
-
-    def of(self, key: bytes) -> Sequence[tuple[int, StoredRow]]:
-        return self._db.rows_of(self._store, key)
-
-    def of_many(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Sequence[tuple[int, StoredRow]]]]:
-        return self._db.rows_of_many(self._store, keys)
-
-    def all(self, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, StoredRow]]:
-        return self._db.rows(self._store, after)
-
-    def take_due(self, since: int, limit: int) -> tuple[set[bytes], int]:
-        return self._db.take_due(self._store, since, limit)
-
-    def restore(self, key: bytes, start: int, end: int, state: bytes | None) -> None:
-        self._state.restore((self._store, key, start), None if state is None else StoredRow(end, state))
 
 
 class LocalState:
@@ -107,7 +81,7 @@ class LocalState:
 
     def store(self, number: int, builder: StoreBuilder) -> AnyPersistentStore:
         """Build a store on disk, the `number`th of its topology."""
-        rows = _StoreRows(self, number)
+        rows = StoredRows(self.db, number, partial(self.restore_raw, builder.schema.name))
         codec = RowCodec(builder.schema, builder.aggregations)
         on_disk = PERSISTENT_STORES.get(builder.schema.kind, PersistentWindowStore)
         store = on_disk(builder.build(), rows, codec, self._budget)

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.shared.common.key_range import key_in_store_type, raw_key
 from penstock.shared.streams.state.join_store import JoinRow, JoinStore
@@ -28,27 +28,36 @@ from penstock.shared.streams.windows.window_store import LiveWindow, WindowStore
 
 if TYPE_CHECKING:
     # Only for types, because RocksDB is an optional dependency.
-    from penstock.shared.streams.state.rocksdb import StoredRow
+    from penstock.shared.streams.state.rocksdb import RocksDb, StoredRow
 
 CACHED_ROW_BYTES = 400
 """The estimated bytes of a row in memory besides its states."""
 
 
-class StoredRows(Protocol):
-    """The rows of one store on disk."""
+class StoredRows:
+    """The rows of one store on disk, the `number`th of its topology."""
+
+    def __init__(self, db: RocksDb, number: int, restore: Callable[[bytes, int, int, bytes | None], None]) -> None:
+        self._db = db
+        self._number = number
+        self.restore = restore
+        """Restores a row from a key, start, end and state; without a state, removes it."""
 
     @property
-    def count(self) -> int: ...
+    def count(self) -> int:
+        return self._db.count(self._number)
 
-    def of(self, key: bytes) -> Sequence[tuple[int, StoredRow]]: ...
+    def of(self, key: bytes) -> Sequence[tuple[int, StoredRow]]:
+        return self._db.rows_of(self._number, key)
 
-    def of_many(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Sequence[tuple[int, StoredRow]]]]: ...
+    def of_many(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Sequence[tuple[int, StoredRow]]]]:
+        return self._db.rows_of_many(self._number, keys)
 
-    def all(self, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, StoredRow]]: ...
+    def all(self, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, StoredRow]]:
+        return self._db.rows(self._number, after)
 
-    def take_due(self, since: int, limit: int) -> tuple[set[bytes], int]: ...
-
-    def restore(self, key: bytes, start: int, end: int, state: bytes | None) -> None: ...
+    def take_due(self, since: int, limit: int) -> tuple[set[bytes], int]:
+        return self._db.take_due(self._number, since, limit)
 
 
 class DueIndex:
