@@ -290,7 +290,7 @@ class TopologyTestDriver:
             write_restored_rows(reader, self._local, None, schemas)
         task.initialize(self.clock.now_ms())
         self.task = task
-        self._inputs = TaskInputs(task, self.topology)
+        self._inputs = TaskInputs(task)
         self._idle = None if self.idle_timeout_ms is None else Idleness(self.idle_timeout_ms)
         if any(self.source_log.values()):
             self._process_records()

@@ -274,7 +274,7 @@ class PartitionBatch:
             for topic, at in partitions.items():
                 consumer.seek(at, task.sources[topic])
             self._task_factory.start(task, {})
-            inputs = TaskInputs(task, self._topology)
+            inputs = TaskInputs(task)
             left = {topic: ends[topic] - task.sources[topic] for topic in partitions}
             idle_ms = 0
             while any(lag > 0 for lag in left.values()):

@@ -58,10 +58,6 @@ class GlobalTableRows:
         """
         return user_copy(self._rows.get(key_of_store(self.name, key, self.key_type == "string")))
 
-    def rows(self) -> Iterator[TableRow]:
-        """Yield the rows of the keys that exist at the time of the call, except rows deleted meanwhile."""
-        return (row for key in self.keys() for row in self.rows_of(key))
-
     def rows_of(self, key: Any) -> list[TableRow]:
         """Return the key's row in a list, or an empty list."""
         return [TableRow(key, self._rows[key])] if key in self._rows else []
@@ -79,7 +75,7 @@ class GlobalTableRows:
         try:
             if key is None:
                 raise DataError(f"{self.topic}: a record without a key cannot be a row")
-            own = key if self._node.key == "bytes" else string_deserializer(self.topic, key)
+            own = key if self.key_type == "bytes" else string_deserializer(self.topic, key)
             row = self._node.value(self.topic, value)
         except Exception as e:
             # A user's deserializer may raise any error. The row keeps its last valid value, and the other rows stay

@@ -96,7 +96,6 @@ class OwnedTask:
         """Start a restored task; `now_ms` is a monotonic time."""
         inputs = TaskInputs(
             task,
-            task.topology,
             max_task_idle_ms=settings.max_task_idle_ms,
             buffered_records_max=settings.buffered_records_per_partition,
             blocking_ms_max=settings.blocking_ms_max,

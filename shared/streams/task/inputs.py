@@ -19,7 +19,7 @@ from penstock.shared.streams.task.partition_group import Lags, PartitionGroup
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.task.time_shares import HasTime, RunLength, TimeShare, TimeShares, always_has_time
 from penstock.shared.streams.task.watermarks import watermarks_in
-from penstock.shared.streams.topology import SourceNode, Topology
+from penstock.shared.streams.topology import SourceNode
 
 log = get_logger(__name__)
 
@@ -36,11 +36,11 @@ class TaskInputs:
     def __init__(
         self,
         task: StreamTask,
-        topology: Topology,
         max_task_idle_ms: int = 0,
         buffered_records_max: int = BUFFERED_RECORDS_MAX,
         blocking_ms_max: float = math.inf,
     ) -> None:
+        topology = task.topology
         self._task = task
         self._buffered_records_max = buffered_records_max
         self._blocking_ms_max = blocking_ms_max

@@ -254,7 +254,7 @@ class Application:
             if reader.progress is not None:
                 restore_progress(task, reader.progress)
             task.initialize(self.now_ms)
-        self.inputs = [TaskInputs(task, self.topology) for task in self.tasks]
+        self.inputs = [TaskInputs(task) for task in self.tasks]
         self.idle = [Idleness(IDLE_MS) for _ in self.tasks]
 
     def append(self, topic: str, partition: int, record: ProducerRecord) -> None:

@@ -41,7 +41,7 @@ def inputs_of(
     builder.stream("c").peek(see)
     task = StreamTask(builder.build(), 0, application="app", max_future_ms=max_future_ms)
     task.initialize(0)
-    return TaskInputs(task, task.topology, max_task_idle_ms), task
+    return TaskInputs(task, max_task_idle_ms), task
 
 
 def records(topic: str, *timestamps: int) -> Columns:
@@ -118,7 +118,7 @@ def slow_inputs(ms: int, seen: list[int], **named: Any) -> tuple[TaskInputs, Tur
     builder.stream("b").peek(see)
     task = StreamTask(builder.build(), 0, application="app", **named)
     task.initialize(0)
-    return TaskInputs(task, task.topology), TurnTime(clock)
+    return TaskInputs(task), TurnTime(clock)
 
 
 def test_slow_records_take_no_more_than_the_turns_time() -> None:
@@ -174,7 +174,7 @@ def test_batches_of_columns_are_cut_to_what_there_is_time_for() -> None:
     stream.group_by_key().session_window(10_000).aggregate("s", n=Count()).on_close().to("out")
     task = StreamTask(builder.build(), 0, application="app")
     task.initialize(0)
-    inputs, time = TaskInputs(task, task.topology), TurnTime(clock)
+    inputs, time = TaskInputs(task), TurnTime(clock)
     inputs.add(Columns.of([ConsumerRecord("in", 0, i, i, b"k", b"{}") for i in range(3_000)]))
     while inputs.holds("in"):
         began_ms, before = clock.monotonic_ms(), task.sources.get("in", 0)
@@ -190,7 +190,7 @@ def test_punctuation_goes_by_the_time_of_all_topics() -> None:
     """A STREAM_TIME schedule sees records of two topics in one order of time, and fires once over a gap."""
     called: list[int] = []
     _, task = inputs_of([])
-    inputs = TaskInputs(task, task.topology)
+    inputs = TaskInputs(task)
     task.schedule(10, PunctuationType.STREAM_TIME, called.append)
     inputs.add(records("a", 20, 142, 155, 160))
     inputs.add(records("b", 25, 145, 159, 161))
@@ -211,7 +211,7 @@ def test_watermarks_are_taken_among_records() -> None:
     builder.stream("in").key_by(lambda record: record.key, name="x").repartition().peek(see)
     task = StreamTask(builder.build().of_application("app"), 0, application="app")
     task.initialize(0)
-    inputs, time = TaskInputs(task, task.topology), TurnTime(clock)
+    inputs, time = TaskInputs(task), TurnTime(clock)
     own = "app-x-repartition"
     watermarks = [watermark_record(own, 0, Watermark(p, 2, 50)) for p in range(2)]
     rows = [
@@ -242,7 +242,7 @@ def test_a_record_that_blocks_the_heartbeats_is_logged() -> None:
     builder.stream("in").peek(wait)
     task = StreamTask(builder.build(), 3, application="app")
     task.initialize(0)
-    inputs, time = TaskInputs(task, task.topology, blocking_ms_max=506), TurnTime(clock)
+    inputs, time = TaskInputs(task, blocking_ms_max=506), TurnTime(clock)
     with capture_logs() as logs:
         for _ in range(2):
             inputs.add(records("in", *range(20)))
