@@ -189,14 +189,24 @@ def decode_date(form: tuple[int]) -> dt.date:
     return _nearest(dt.date(2000, 1, 1), days=form[0])
 
 
-def decode_timestamp(form: tuple[int]) -> dt.datetime:
-    """Return the value of a timestamp column, in UTC, from its binary form, the µs since 2000-01-01."""
-    return aware(_nearest(dt.datetime(2000, 1, 1), microseconds=form[0]))
-
-
 def encode_timestamp(value: dt.datetime) -> tuple[int]:
     """Return the binary form of a time with a zone."""
     return ((value - dt.datetime(2000, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1),)
+
+
+BEFORE_YEAR_1 = dt.datetime.min.replace(tzinfo=dt.UTC)
+"""The value of a timestamp that is before the year 1 or -infinity. The first time of the year 1 is equal, but
+is another object."""
+_YEAR_1 = encode_timestamp(BEFORE_YEAR_1)
+
+
+def decode_timestamp(form: tuple[int]) -> dt.datetime:
+    """Return the value of a timestamp column, in UTC, from its binary form, the µs since 2000-01-01.
+
+    >>> decode_timestamp((-(2**63),)) is BEFORE_YEAR_1
+    True
+    """
+    return BEFORE_YEAR_1 if form < _YEAR_1 else aware(_nearest(dt.datetime(2000, 1, 1), microseconds=form[0]))
 
 
 def _nearest(start: D, **distance: int) -> D:

@@ -21,7 +21,7 @@ from decimal import Decimal
 from typing import Any
 
 from penstock.shared.connect.connectors.postgres import sql
-from penstock.shared.connect.connectors.postgres.columns import aware
+from penstock.shared.connect.connectors.postgres.columns import BEFORE_YEAR_1, aware
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.schema import timestamp_to_ms
 
@@ -130,6 +130,12 @@ class TableReader:
         name, value = next((name, row[name]) for name in self._stamps if row[name] is not None)
         if not isinstance(value, dt.datetime):
             raise ConnectError(f"{self.table}.{name}: {value!r} is not a timestamp")
+        if value is BEFORE_YEAR_1:
+            # All these times have this value. As the position, it would skip those of the rows that are not read yet.
+            raise ConnectError(
+                f"{self.table}.{name}: -infinity or a time before the year 1 cannot be a position: replace it in a "
+                "query (query), or start at a later time (timestamp.initial)"
+            )
         return aware(value)
 
     def offset(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.connect.connectors.postgres.columns import aware
+from penstock.shared.connect.connectors.postgres.columns import aware, decode_timestamp
 from penstock.shared.connect.connectors.postgres.table_reader import TableReader, moment_of
 from penstock.shared.connect.errors import ConnectError
 
@@ -85,6 +85,17 @@ def test_a_timestamp_column_must_be_a_timestamp(mode: str) -> None:
     """A timestamp column of another type, such as `date`, is an error that names the column."""
     with pytest.raises(ConnectError, match=r"t\.at.*2024"):
         reader(mode).read([{"at": NOON.date(), "id": 1}])
+
+
+@pytest.mark.parametrize("mode", ["timestamp", "timestamp+incrementing"])
+def test_a_time_before_the_year_1_cannot_be_a_position(mode: str) -> None:
+    """-infinity and times before the year 1 have one value, which as a position would skip rows. 0001-01-01 is read."""
+    first = round((dt.datetime(1, 1, 1) - dt.datetime(2000, 1, 1)) / dt.timedelta(microseconds=1))
+    for form in (-(2**63), first - 1):
+        with pytest.raises(ConnectError, match=r"t\.at"):
+            reader(mode).read([{"at": decode_timestamp((form,)), "id": 1}])
+    (offset,) = reader(mode).read([{"at": decode_timestamp((first,)), "id": 1}])
+    assert offset["timestamp"] == -62_135_596_800_000
 
 
 def test_times_keep_their_microseconds_and_are_utc() -> None:
