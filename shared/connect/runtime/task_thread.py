@@ -9,9 +9,10 @@ never returns would keep the process from ending.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
@@ -23,6 +24,24 @@ from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.task import SinkTask, SourceTask, Task
 
 T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def connector_errors(name: str) -> Iterator[None]:
+    """Raise ConnectError for an error of a connector's code that is no Exception. `name` names the code.
+
+    The panic of a Rust library is such an error, and SystemExit, which must not end the worker. CancelledError is one
+    too, unless the worker has cancelled the caller: the code has waited for work of its own that was cancelled.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as e:
+        caller = asyncio.current_task()
+        if isinstance(e, asyncio.CancelledError) and (caller is None or caller.cancelling()):
+            raise
+        raise ConnectError(f"{name} raised {type(e).__name__}: {error_text(e)}") from e
 
 
 class TaskThread:
@@ -58,13 +77,12 @@ class TaskThread:
         method runs on the event loop when the calls in the thread have returned. A default method of a base class does
         not block, and runs on the event loop at once. The default `pre_commit` runs where `flush` does.
 
-        Raises ConnectError if the method raises CancelledError and the caller is not cancelled, and if it raises any
-        other error that is no Exception, such as SystemExit.
+        Raises the method's errors as `connector_errors` does.
         """
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         result: Any
-        try:
+        with connector_errors(getattr(method, "__qualname__", repr(method))):
             if runs_in_thread(like or method):
                 result = await asyncio.wrap_future(self._submit_call(method, *args))
             else:
@@ -73,21 +91,7 @@ class TaskThread:
                     await asyncio.wrap_future(self._submit_call(lambda: None))
                 result = method(*args)
             value: T = (await result) if inspect.isawaitable(result) else result
-        except asyncio.CancelledError as e:
-            caller = asyncio.current_task()
-            if caller is None or caller.cancelling():
-                raise
-            # The connector has awaited work of its own that was cancelled. Without this error the task would end
-            # silently, as if the worker had cancelled it.
-            name = getattr(method, "__qualname__", repr(method))
-            raise ConnectError(f"{name} raised CancelledError, and was not cancelled") from e
-        except (Exception, KeyboardInterrupt, GeneratorExit):
-            raise
-        except BaseException as e:
-            # SystemExit must not end the worker. A panic of a Rust library is no Exception either.
-            name = getattr(method, "__qualname__", repr(method))
-            raise ConnectError(f"{name} raised {type(e).__name__}: {error_text(e)}") from e
-        return value
+            return value
 
     @classmethod
     async def call_once(cls, name: str, method: Callable[..., Awaitable[T] | T], *args: Any) -> T:

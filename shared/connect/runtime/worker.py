@@ -24,7 +24,7 @@ from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingSt
 from penstock.shared.connect.runtime.plugins import Plugins, class_name
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
 from penstock.shared.connect.runtime.status_listener import Id, StatusListener
-from penstock.shared.connect.runtime.task_thread import TaskThread
+from penstock.shared.connect.runtime.task_thread import TaskThread, connector_errors
 from penstock.shared.connect.runtime.worker_config import WorkerConfig
 from penstock.shared.connect.runtime.worker_connector import WorkerConnector
 from penstock.shared.connect.runtime.worker_task import TaskSpec, WorkerTask
@@ -162,7 +162,8 @@ class Worker:
         try:
             props = self.transformer.resolve(config)
             self.check_files(props)
-            made = self.plugins.connector_class(props.get("connector.class", ""))()
+            with connector_errors("the connector's constructor"):
+                made = self.plugins.connector_class(props.get("connector.class", ""))()
             connector = WorkerConnector(name, made, props, listener, on_reconfiguration, mask=mask)
         except Exception as e:
             # The connector's constructor may raise any error.
@@ -256,9 +257,10 @@ class Worker:
         self._restarts.started(spec.id, self._clock.monotonic_ms())
         try:
             _check_tasks_max(spec.id.connector, spec.tasks, self.transformer.resolve(spec.connector_config))
-            task = self._make_task(spec, listener)
+            with connector_errors("a constructor or configure"):
+                task = self._make_task(spec, listener)
         except Exception as e:
-            # The task's constructor may raise any error.
+            # The constructors of the task, its converters and its transforms may raise any error.
             mask = self.masking({**spec.connector_config, **spec.task_config})
             log.error("task cannot be created", task=str(spec.id), error=mask(summary_of(e)))
             listener.on_event(spec.id, Event.FAILURE, mask(trace_of(e)))

@@ -16,7 +16,7 @@ from penstock.shared.connect.errors import summary_of, trace_of
 from penstock.shared.connect.redaction import Mask, unmasked
 from penstock.shared.connect.runtime.states import Event, State, TargetState, after
 from penstock.shared.connect.runtime.status_listener import StatusListener
-from penstock.shared.connect.runtime.task_thread import TaskThread
+from penstock.shared.connect.runtime.task_thread import TaskThread, connector_errors
 
 log = get_logger(__name__)
 
@@ -136,7 +136,8 @@ class WorkerConnector:
             self._move_connector_state(EVENT_OF[target])
         elif not self._started:
             first = self.state is State.UNASSIGNED
-            self.connector.initialize(self)
+            with connector_errors("initialize"):
+                self.connector.initialize(self)
             self._started = True
             try:
                 await self._thread.call(self.connector.start, self.props)

@@ -334,6 +334,22 @@ async def test_a_task_that_raises_a_base_exception_has_failed(
         assert run.listener.of("s") == ["failure"]
 
 
+@pytest.mark.parametrize("method", [cancelled_pool, exits, panics])
+async def test_work_that_cannot_be_made_for_a_base_exception_has_failed(
+    method: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same holds for their constructors, also at a restart, and for `initialize`."""
+    async with running(task_restart_enable="true", task_restart_backoff_ms="10") as run:
+        monkeypatch.setattr(RecordingSourceTask, "prepare", method)
+        id = await run.run(RecordingSource)
+        await run.until(lambda: run.listener.of(id)[:4] == ["failure", "restart"] * 2)
+        for name in ("initialize", "__init__"):
+            monkeypatch.setattr(FileStreamSinkConnector, name, method)
+            assert await run.worker.start_connector("s", SINK, TargetState.STARTED, run.listener) is State.FAILED
+            assert run.listener.of("s")[-1] == "failure"
+            await run.worker.stop_connector("s")
+
+
 async def test_wait_for_is_only_for_the_thread() -> None:
     """`wait_for` runs an awaitable from the thread; on the event loop it raises IllegalState."""
     thread = TaskThread()
