@@ -247,7 +247,6 @@ class StandaloneHerder(BaseHerder):
         await self._runner.stop(
             ConnectorsAndTasks((), gone | self._runner.outdated(snapshot.tasks(name), whole_sets=False))
         )
-        # By the statuses and not by the running tasks: a task that could not be created has a status too.
         for status in self._stores.statuses.cache.tasks(name):
             if status.task not in snapshot.tasks(name):
                 self._reporter.on_event(status.task, Event.DELETION)

@@ -59,7 +59,8 @@ class WorkRunner:
         return ConnectorsAndTasks(self._worker.connector_names(), {*self._worker.task_ids(), *self._preparing})
 
     def outdated(self, tasks: Iterable[ConnectorTaskId], *, whole_sets: bool) -> set[ConnectorTaskId]:
-        """Return those of `tasks` that run here with old configs. Another tasks.max alone does not make a config old.
+        """Return those of `tasks` that run here with old configs, or that cannot be made. Another tasks.max alone does
+        not make a config old.
 
         With `whole_sets`, return all of `tasks` that run here, whatever their configs: the producers of a connector's
         tasks are fenced together.
@@ -72,6 +73,8 @@ class WorkRunner:
         spec = self._specs.get(task)
         return (
             spec is None
+            # The cause may lie outside its config: tasks.max, or a secret that the config refers to.
+            or not self._worker.is_made(task)
             or spec.task_config != snapshot.task_configs.get(task)
             or _without_tasks_max(spec.connector_config)
             != _without_tasks_max(snapshot.applied_configs.get(task.connector, {}))
@@ -219,8 +222,7 @@ class WorkRunner:
             len(snapshot.tasks(task.connector)),
         )
         started = await self._worker.start_task(spec, snapshot.target_state(task.connector), self._listener)
-        if started:
-            self._specs[task] = spec
+        self._specs[task] = spec
         self.startups["task", started] += 1
         return started
 

@@ -69,7 +69,7 @@ class Worker:
         self._stall_watch: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Worker {len(self._connectors)} connectors, {len(self._tasks)} tasks>"
+        return f"<Worker {len(self._connectors)} connectors, {len(self._watchers)} tasks>"
 
     async def startup(self) -> None:
         """Open the offset store, and start to watch for stalled tasks."""
@@ -97,6 +97,10 @@ class Worker:
         """Return the tasks on this worker, running or not, also those that cannot be made."""
         return frozenset(self._watchers)
 
+    def is_made(self, id: ConnectorTaskId) -> bool:
+        """Return whether a task on this worker could be made, at its first start or later."""
+        return id in self._tasks
+
     def state(self, id: Id) -> State | None:
         """Return the state of a connector or task on this worker, or None if it is not here."""
         found = self._connectors.get(id) if isinstance(id, str) else self._tasks.get(id)
@@ -105,7 +109,8 @@ class Worker:
         return found.state
 
     def task_metrics(self) -> list[tuple[ConnectorTaskId, State, dict[str, float]]]:
-        """Return each task on this worker with its state and its metrics, by Kafka Connect's names with underscores.
+        """Return each task that could be made, with its state and its metrics. The metrics have Kafka Connect's names,
+        with underscores.
 
         Two metrics are added. `call_duration_ms` is the result of `stalled_ms`. `stalled` is 1 if that is at least
         `task.stall.timeout.ms`, else 0.

@@ -108,10 +108,10 @@ class NoOpWorkerTask(WorkerTask):
 
 
 @contextlib.asynccontextmanager
-async def running_herder() -> AsyncIterator[tuple[StandaloneHerder, list[str]]]:
-    """Run a herder, and yield it with the list of created tasks."""
+async def running_herder(**more: str) -> AsyncIterator[tuple[StandaloneHerder, list[str]]]:
+    """Run a herder, and yield it with the list of created tasks. `more` are worker settings with `_` for `.`."""
     props = {"key.converter": CONVERTER, "value.converter": CONVERTER, "offset.storage.file.filename": "unused"}
-    props["config.providers"] = "env"
+    props |= {"config.providers": "env", **{name.replace("_", "."): value for name, value in more.items()}}
     config, made = StandaloneConfig(props), list[str]()
 
     def make(spec: TaskSpec, listener: StatusListener) -> WorkerTask:
@@ -255,6 +255,27 @@ async def test_a_task_that_could_not_be_created_leaves_nothing() -> None:
         await herder.set_target_state("c", TargetState.STOPPED)
         await until(lambda: states(herder) == ["STOPPED"])
         assert herder._runner._specs == {}
+
+
+async def test_a_task_is_outdated_until_it_can_be_created() -> None:
+    """A task that cannot be created starts with the next task configs, even the same ones. Once it is created, it does
+    not.
+    """
+    async with running_herder(task_restart_backoff_ms="10") as (herder, _):
+        task, make, error = ConnectorTaskId("c", 0), herder.worker._make_task, [RuntimeError("on purpose")]
+
+        def fail(spec: TaskSpec, listener: StatusListener) -> WorkerTask:
+            if error and spec.id == task:
+                raise error[0]
+            return make(spec, listener)
+
+        herder.worker._make_task = fail
+        await herder.put_connector("c", config(), replace=False)
+        await until(lambda: states(herder) == ["RUNNING", "FAILED", "RUNNING"])
+        assert herder._runner.outdated([task], whole_sets=False) == {task}
+        error.clear()
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        assert herder._runner.outdated([task], whole_sets=False) == set()
 
 
 async def test_restarts_apply_to_the_named_instances() -> None:
