@@ -117,8 +117,8 @@ class RegistryClient:
         if self._access.token:
             headers["Authorization"] = f"Bearer {self._access.token}"
         user, _, password = self._access.user.partition(":")
-        # Without `user`, the user and password in the URL apply.
-        auth = httpx.BasicAuth(user, password) if user else None
+        # Without credentials here, the user and password in the URL apply. The user may be empty.
+        auth = httpx.BasicAuth(user, password) if self._access.user else None
         timeout_s = self._access.timeout_ms / 1000
         async with httpx.AsyncClient(
             auth=auth, headers=headers, timeout=timeout_s, verify=client_tls(), trust_env=False

@@ -138,13 +138,14 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema_registry_client, "BACKOFF", ExponentialBackoff(0, 0))
 
 
-async def test_requests_are_authenticated() -> None:
+@pytest.mark.parametrize("user", ["ann:s3cret", ":s3cret"])
+async def test_requests_are_authenticated(user: str) -> None:
     """Requests contain the user and password of the settings or the URL; without them the registry answers 401."""
-    async with schema_registry("ann:s3cret") as server:
-        with_user = RegistryClient(RegistryAccess((server.url,), user="ann:s3cret"))
+    async with schema_registry(user) as server:
+        with_user = RegistryClient(RegistryAccess((server.url,), user=user))
         assert await with_user.register("a/b", "AVRO", '"int"') == 1
         assert server.requested == ["POST /subjects/a%2Fb/versions"]
-        in_url = RegistryClient(RegistryAccess((server.url.replace("//", "//ann:s3cret@"),)))
+        in_url = RegistryClient(RegistryAccess((server.url.replace("//", f"//{user}@"),)))
         assert (await in_url.by_id(1)).text == '"int"'
         with pytest.raises(DataError, match="Unauthorized"):
             await RegistryClient(RegistryAccess((server.url,))).by_id(1)
