@@ -242,8 +242,9 @@ def column_type(schema: Schema | None, value: Any) -> str | None:
 
 def column_adapter(kind: str) -> Callable[[Any], Any] | None:
     """Return the function that converts a record's value for a column of this type; None if none is needed."""
-    # Without a precision or length: `timestamp(3) without time zone` is `timestamp without time zone`.
-    return _ADAPTERS.get(re.sub(r"\([^)]*\)", "", kind))
+    # Without a precision or length: `timestamp(3) without time zone` is `timestamp without time zone`. Without the
+    # fields of an interval: `interval day to second(3)` is `interval`.
+    return _ADAPTERS.get(re.sub(r"\([^)]*\)|(?<=^interval) [a-z ]+", "", kind))
 
 
 RANGES = ("int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange")
@@ -358,6 +359,12 @@ def _adapt_bytea(value: Any) -> Any:
     return value.encode() if isinstance(value, str) else value
 
 
+def _adapt_char(value: Any) -> Any:
+    data = _adapt_bytea(value)
+    # Postgres reads the empty text as a zero byte, and returns it as the empty text.
+    return data if data != b"" else b"\0"
+
+
 _ADAPTERS: dict[str, Callable[[Any], Any]] = {
     "json": _adapt_json,
     "jsonb": _adapt_json,
@@ -372,7 +379,7 @@ _ADAPTERS: dict[str, Callable[[Any], Any]] = {
     "numeric": _adapt_numeric,
     **dict.fromkeys(("real", "double precision"), _adapt_float),
     "bytea": _adapt_bytea,
-    '"char"': _adapt_bytea,
+    '"char"': _adapt_char,
     **dict.fromkeys(("time without time zone", "time with time zone"), _adapt_time),
     **dict.fromkeys(("bit", "bit varying"), _adapt_bits),
     **{kind: _only_null(kind) for kind in ("interval", *RANGES)},

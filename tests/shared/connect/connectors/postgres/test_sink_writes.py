@@ -109,6 +109,8 @@ def test_a_primary_key_of_the_key_has_the_keys_type() -> None:
         ("bpchar", 5, "5"),
         ("time(3) without time zone", "12:00:00.5", dt.time(12, 0, 0, 500_000)),
         ("bit varying(5)", "101", driver().BitString("101")),
+        ('"char"', "a", b"a"),
+        ('"char"', "", b"\0"),
     ],
 )
 def test_values_are_adapted_to_columns_with_a_precision(kind: str, value: Any, adapted: Any) -> None:
@@ -161,6 +163,7 @@ def test_a_text_column_takes_no_bytes(kind: str) -> None:
     ("kind", "value"),
     [
         ("interval", "1 day"),
+        ("interval day to second(3)", "1 day"),
         ("daterange", "empty"),
         ("numeric(5,2)", True),
         ("real", True),
@@ -186,7 +189,7 @@ def test_an_integer_column_takes_only_whole_numbers_in_its_range(value: Any) -> 
 
 def test_values_of_array_columns_are_not_adapted() -> None:
     """The driver converts lists for array columns, also if their items have a length."""
-    assert [column_adapter(kind) for kind in ("text[]", "character varying(10)[]", "numeric(10,2)[]")] == [None] * 3
+    assert [column_adapter(kind) for kind in ("text[]", "numeric(10,2)[]", "interval day to second(3)[]")] == [None] * 3
 
 
 @pytest.mark.parametrize(
