@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.connectors.postgres.columns import Column, columns_of
+from penstock.shared.connect.connectors.postgres.columns import Column, columns_of_query
 
 log = get_logger(__name__)
 
@@ -45,7 +45,7 @@ class BulkRead:
     @property
     def columns(self) -> list[Column]:
         """The columns of the result."""
-        return columns_of(self._fetch)
+        return columns_of_query(self._fetch)
 
     async def rows(self) -> Sequence[Any]:
         """Return the next rows. Fewer rows than requested are the last ones.

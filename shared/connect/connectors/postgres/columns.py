@@ -84,7 +84,7 @@ _VALUE_COLUMN_TYPES: tuple[tuple[type, str], ...] = (
 )
 
 
-def columns_of(prepared: Any) -> list[Column]:
+def columns_of_query(prepared: Any) -> list[Column]:
     """Return the columns of a prepared query."""
     return [(attribute.name, attribute.type.name) for attribute in prepared.get_attributes()]
 

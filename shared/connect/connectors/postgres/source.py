@@ -23,7 +23,7 @@ from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
 from penstock.shared.connect.connectors.postgres.columns import (
     TEXT_STYLES,
     Column,
-    columns_of,
+    columns_of_query,
     decode_date,
     decode_timestamp,
     encode_timestamp,
@@ -180,7 +180,8 @@ class PostgresSourceTask(SourceTask):
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(self._values)
             await self._connection.execute(TEXT_STYLES)
-            # The driver's own decoders fail for 24:00:00, and outside the years 1 to 9999.
+            # The driver's own decoders fail for 24:00:00, and outside the years 1 to 9999. No query has a date or a
+            # time of day as a parameter, so `str` is never called.
             codecs = [
                 ("time", "text", str, parse_time),
                 ("date", "tuple", str, decode_date),
@@ -201,7 +202,7 @@ class PostgresSourceTask(SourceTask):
             if self._bulk is None:
                 idle_ms = self._values["bulk.idle.ms"]
                 statement = reader.statement()[0]
-                statement = with_texts(statement, columns_of(await self._connection.prepare(statement)))
+                statement = with_texts(statement, columns_of_query(await self._connection.prepare(statement)))
                 self._bulk = await BulkRead.begun(self._connection, statement, most, idle_ms)
             rows = await self._bulk.rows()
             columns = self._bulk.columns
@@ -215,11 +216,11 @@ class PostgresSourceTask(SourceTask):
             statement, arguments = reader.statement()
             async with self._connection.transaction(readonly=True):
                 prepared = await self._connection.prepare(statement)
-                texts = with_texts(statement, columns_of(prepared))
+                texts = with_texts(statement, columns_of_query(prepared))
                 if texts != statement:
                     prepared = await self._connection.prepare(texts)
                 rows = await prepared.fetch(*arguments)
-                columns = columns_of(prepared)
+                columns = columns_of_query(prepared)
             is_whole = True
         return self._source_records_of_rows(reader, rows, columns), is_whole
 

@@ -102,23 +102,8 @@ def test_the_repr_has_pending_and_acknowledged_records() -> None:
     for record in dropped:
         record.drop()
     assert repr(one) == "<SubmittedRecord {'at': 1} pending>"
-    assert submitted.committable() == {}
     one.ack()
     assert repr(one) == "<SubmittedRecord {'at': 1} acked>"
-
-
-def test_merging_results_takes_the_newer_queues() -> None:
-    """Merging results adds offsets, and takes the newer offset of a partition."""
-    submitted = SubmittedRecords()
-    submitted.submit(A, {"at": 1}).ack()
-    gone = submitted.submit(B, {"at": 1})
-    first = submitted.committable()
-    gone.drop()
-    submitted.submit(A, {"at": 2}).ack()
-    submitted.submit(A, {"at": 3})
-    submitted.submit(C, {"at": 1}).ack()
-    both = first | submitted.committable()
-    assert offsets(both) == [("a", 2), ("c", 1)]
 
 
 def test_equal_partitions_share_a_queue() -> None:
@@ -150,17 +135,6 @@ def test_pending_counts_each_record_once() -> None:
     two.drop()
     two.drop()
     assert submitted.pending == 0
-
-
-def test_merging_results_keeps_the_newest_offsets() -> None:
-    """Merged results have the newest offset of each partition."""
-    submitted = SubmittedRecords()
-    submitted.submit(A, {"at": 1}).ack()
-    submitted.submit(B, {"at": 1}).ack()
-    first = submitted.committable()
-    submitted.submit(A, {"at": 2}).ack()
-    both = first | submitted.committable()
-    assert offsets(both) == [("a", 2), ("b", 1)]
 
 
 def test_partitions_are_equal_in_any_order() -> None:

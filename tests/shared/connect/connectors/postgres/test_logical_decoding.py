@@ -412,7 +412,7 @@ def test_a_truncated_message_is_an_error(message: bytes, data: st.DataObject) ->
         ("timestamptz", "1999-12-31 23:59:59.5+00", dt.datetime(1999, 12, 31, 23, 59, 59, 500_000, tzinfo=dt.UTC)),
     ],
 )
-def test_values_equal_the_drivers(kind: str, text: str, value: Any) -> None:
+def test_texts_become_values(kind: str, text: str, value: Any) -> None:
     """Texts of all types are converted to values. Times beyond Python's range become its minimum or maximum."""
     assert value_from(OIDS[kind], text) == value
 
