@@ -12,6 +12,7 @@ import pytest
 
 from penstock.shared.common.errors import RetriableError
 from penstock.shared.connect.allowed_files import AllowedFiles
+from penstock.shared.connect.connectors.postgres import logical
 from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SourceRecord
@@ -293,7 +294,7 @@ async def test_changes_of_partitions_are_records_of_the_partitioned_table(url: s
     await db.execute("CREATE TABLE low PARTITION OF whole FOR VALUES FROM (0) TO (10)")
     await db.execute("CREATE TABLE high (v text, id int PRIMARY KEY)")
     await db.execute("ALTER TABLE whole ATTACH PARTITION high FOR VALUES FROM (10) TO (20)")
-    task = await started(url, Context(), table_whitelist="whole")
+    task = await started(url, context := Context(), table_whitelist="whole")
     try:
         assert await task.poll() == []
         await db.execute("INSERT INTO whole VALUES (1, 'low'), (11, 'high')")
@@ -305,9 +306,10 @@ async def test_changes_of_partitions_are_records_of_the_partitioned_table(url: s
         assert records[2].value == {"id": 11, "v": "new"}
         await task.stop()
         await db.execute("ALTER PUBLICATION s SET (publish_via_partition_root = false)")
-        task = await started(url, Context(), table_whitelist="whole")
+        context.offset_storage_reader.stored = records[-1].source_offset
+        task = await started(url, context, table_whitelist="whole")
         with pytest.raises(ConnectError, match=r'ALTER PUBLICATION "s" SET \(publish_via_partition_root = true\)'):
-            await task.poll()
+            await polled(task)
     finally:
         await task.stop()
         await db.execute("DROP TABLE whole")
@@ -342,21 +344,45 @@ async def test_errors_of_slots_and_publications_name_the_fix(url: str, db: Any) 
 
 
 @pytest.mark.parametrize("change", ["DROP TABLE src", "ALTER TABLE src RENAME TO moved"])
-async def test_a_table_that_leaves_the_publication_fails_the_task(url: str, db: Any, change: str) -> None:
-    """A table that is created again, or that takes another table's name, is not in the publication. The error names the
-    fix. After it, the changes of the table are read.
+@pytest.mark.parametrize("is_running", [True, False])
+async def test_a_table_that_leaves_the_publication_fails_the_task(
+    url: str, db: Any, change: str, is_running: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table that is dropped, or created again, or that takes another table's name, is not in the publication. The
+    task fails after all changes before that are stored, and the error names the fix. After it, the changes of the
+    table are read.
     """
-    task = await started(url, Context(), retry_backoff_ms="1")
+    # One transaction for each read of the slot.
+    monkeypatch.setattr(logical, "CHANGES_MAX", 1)
+    task = await started(url, context := Context())
     try:
         assert await task.poll() == []
+        if not is_running:
+            await task.stop()
         await db.execute("INSERT INTO src VALUES (1, 'one')")
-        assert ids(await polled(task)) == [("c", 1)]
-        await db.execute(f"{change}; CREATE TABLE src (id int PRIMARY KEY, v text)")
+        await db.execute("INSERT INTO src VALUES (2, 'two')")
+        await db.execute(change)
+        if not is_running:
+            task = await started(url, context)
+        records = await polled(task) + await polled(task)
+        assert ids(records) == [("c", 1), ("c", 2)]
+        assert not await task.poll()
+        context.offset_storage_reader.stored = records[-1].source_offset
+        with pytest.raises(ConnectError, match="there is no table src"):
+            await polled(task)
+        await task.stop()
+        await db.execute("CREATE TABLE src (id int PRIMARY KEY, v text)")
+        task = await started(url, context)
         with pytest.raises(ConnectError, match=r'no table src.*ADD TABLE "src"'):
             await polled(task)
+        await task.stop()
         await db.execute("ALTER PUBLICATION s ADD TABLE src")
-        await db.execute("INSERT INTO src VALUES (2, 'two')")
-        assert ids(await polled(task)) == [("c", 2)]
+        await db.execute("INSERT INTO src VALUES (3, 'three')")
+        task = await started(url, context)
+        assert ids(await polled(task)) == [("c", 3)]
+        await db.execute("DROP PUBLICATION s")
+        with pytest.raises(ConnectError, match='no publication s; create it: CREATE PUBLICATION "s" FOR TABLE "src"'):
+            await polled(task)
     finally:
         await task.stop()
 

@@ -350,8 +350,11 @@ class LogicalReader:
         self._copy = ""
         self._reading: BulkRead | None = None
         self._has_records = False
+        self._row_count = 0
+        self._unpublished: ConnectError | None = None
+        """A table to read is not in the publication. Fails the task after the changes before that are read."""
         self._failure: ConnectError | None = None
-        """Why the change after the position read cannot become a record."""
+        """Why no change after the position read can be read."""
         self.is_idle = False
 
     def __repr__(self) -> str:
@@ -359,7 +362,7 @@ class LogicalReader:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the change after the position read cannot become a record."""
+        """Whether no change after the position read can be read."""
         return self._failure is not None
 
     @staticmethod
@@ -371,10 +374,12 @@ class LogicalReader:
         """Return the next records. Several calls may return the records of one read of the slot.
 
         Sets `is_idle`: whether the caller should wait for `poll.interval.ms` before the next call. If a change cannot
-        become a record, a call raises ConnectError once the records before the change are stored.
+        become a record, or a table has left the publication, a call raises ConnectError once the records before that
+        are stored.
         """
         if self._failure is not None:
-            # The change may be skipped by its offset, so the records before it must be stored.
+            # The change may be skipped by its offset, and the table removed from table.whitelist. So the records before
+            # that must be stored.
             if self._progress.is_stored:
                 raise self._failure
             self.is_idle = True
@@ -384,11 +389,13 @@ class LogicalReader:
             await self._prepare_replication(connection)
             self._connection = connection
         if self._reading is None:
-            # DROP TABLE takes a table out of the publication. After a rename, another table may have its name.
-            await self._check_publication(connection)
+            # DROP TABLE takes a table out of the publication. After a rename, another table may have its name. This
+            # read has the changes before that.
+            self._unpublished = await self._publication_error(connection)
             await self.move_slot(connection)
             self._reading = await self._begin_bulk_read(connection)
             self._has_records = False
+            self._row_count = 0
         before = self._progress.read
         try:
             records = await self._read_changes(connection, self._reading)
@@ -416,9 +423,13 @@ class LogicalReader:
             # The read does not end, so the slot stays before the change.
             return records
         self._has_records = self._has_records or bool(records)
+        self._row_count += len(rows)
         if len(rows) < self._values["batch.max.rows"]:
             self._reading = None
             await self._end_bulk_read(connection, reading)
+            # Otherwise the next read has more changes.
+            if self._row_count < CHANGES_MAX:
+                self._failure = self._unpublished
         return records
 
     async def move_slot(self, connection: Any) -> None:
@@ -518,12 +529,9 @@ class LogicalReader:
         name = self._publication
         tables = self._values["table.whitelist"]
         if await connection.fetchval("SELECT 1 FROM pg_publication WHERE pubname = $1", name) is None:
-            create = (
-                f"CREATE PUBLICATION {sql.quoted_column(name)} FOR TABLE {', '.join(sql.quoted(t) for t in tables)}"
-            )
+            create = self._create_publication
             if not self._values["slot.autocreate"] or not tables:
-                hint = create if tables else f"CREATE PUBLICATION {sql.quoted_column(name)} FOR TABLE …"
-                raise ConnectError(f"there is no publication {name}; create it: {hint}")
+                raise ConnectError(f"there is no publication {name}; create it: {create}")
             for table in tables:
                 await self._check_identity(connection, table)
             # With publish_via_partition_root, the changes of a partition name the partitioned table.
@@ -532,10 +540,15 @@ class LogicalReader:
                 connection, f"{create} WITH ({options})", "the publication cannot be created"
             )
             log.info("created a publication", publication=name, tables=tables)
-        await self._check_publication(connection)
 
-    async def _check_publication(self, connection: Any) -> None:
-        """Raise ConnectError if a table to read is not in the publication."""
+    @property
+    def _create_publication(self) -> str:
+        tables = ", ".join(sql.quoted(table) for table in self._values["table.whitelist"])
+        return f"CREATE PUBLICATION {sql.quoted_column(self._publication)} FOR TABLE {tables or '…'}"
+
+    async def _publication_error(self, connection: Any) -> ConnectError | None:
+        """Return an error if a table to read is not in the publication. Raises ConnectError if the publication is
+        gone: then Postgres returns no changes."""
         name = self._publication
         rows = await connection.fetch(
             "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = $1", name
@@ -544,19 +557,25 @@ class LogicalReader:
         for table in self._values["table.whitelist"]:
             named = table if "." in table else f"public.{table}"
             if named not in there:
-                has_partitions_only = await connection.fetchval(
-                    "SELECT 1 FROM pg_class c, pg_publication p WHERE c.oid = to_regclass($1) AND c.relkind = 'p' "
-                    "AND p.pubname = $2 AND NOT p.pubviaroot", sql.quoted(named), name,
+                found = await connection.fetchrow(
+                    "SELECT c.oid IS NULL AS is_dropped, c.relkind = 'p' AND NOT p.pubviaroot AS has_partitions_only "
+                    "FROM pg_publication p LEFT JOIN pg_class c ON c.oid = to_regclass($1) WHERE p.pubname = $2",
+                    sql.quoted(named), name,
                 )  # fmt: skip
+                if found is None:
+                    raise ConnectError(f"there is no publication {name}; create it: {self._create_publication}")
+                if found["is_dropped"]:
+                    return ConnectError(f"there is no table {table}: create it, or remove it from table.whitelist")
                 change = (
                     "SET (publish_via_partition_root = true)"
-                    if has_partitions_only
+                    if found["has_partitions_only"]
                     else f"ADD TABLE {sql.quoted(table)}"
                 )
-                raise ConnectError(
+                return ConnectError(
                     f"the publication {name} has no table {table}: ALTER PUBLICATION {sql.quoted_column(name)} "
                     f"{change}; changes before that are not read: to lose none, read the table with mode=bulk too"
                 )
+        return None
 
     async def _check_identity(self, connection: Any, table: str) -> None:
         """Check that a table to publish has a replica identity; without it Postgres rejects updates and deletes."""
@@ -606,6 +625,9 @@ class LogicalReader:
         create = f"SELECT pg_create_logical_replication_slot('{self._slot}', 'pgoutput')"
         if not self._values["slot.autocreate"]:
             raise ConnectError(f"there is no replication slot {self._slot}; create it: {create}")
+        if (error := await self._publication_error(connection)) is not None:
+            # A new slot has no changes to read before the error. Without a reader it would keep the log.
+            raise error
         await self._create_replication_object(connection, create, "the replication slot cannot be created")
         log.info("created a replication slot", slot=self._slot)
 
