@@ -7,8 +7,8 @@ result. The rules:
    has left records, the next job starts at once.
 2. A failed job is retried after a backoff, which a request ends early. A failure does not stop the aggregator.
 3. If a job began to read and committed nothing, for example because of its timeout or of too little memory, the next
-   job reads at most half as many records. So a backlog of any size is compacted in the end. Each commit doubles the
-   number again, up to the setting.
+   job reads at most half as many records. So a backlog of any size is compacted in the end. Each job that prints its
+   result doubles the number again, up to the setting.
 4. If partition 0 moves to another instance, a running job is stopped. The next owner starts its own.
 
 Metrics, `/health` and a line in the log at start-up report that compaction is off. Metrics and `/health` also report
@@ -64,6 +64,8 @@ BEHIND_INTERVALS = 3
 
 READING = "reading "
 """The prefix of the line by which a job reports that Spark runs and reads the changelog."""
+COMMITTED = "committed "
+"""The prefix of the line by which a job reports its commit of `state`, before the steps that follow the commit."""
 WRITTEN = ("live_rows", "deleted_rows", "closed_rows", "late_rows")
 """The fields of a job's result that count written rows."""
 # No job exits with this status. It means that the job was stopped because another instance may compact now.
@@ -150,7 +152,7 @@ class CompactionSupervisor:
         self.enabled = settings.compaction.enabled and settings.streams.lake is not None
         self._consecutive_failures = 0
         self._changelog_records_max = settings.compaction.changelog_records_max
-        self._has_read = False
+        self._is_before_commit = False
         self._last_success_ms: int | None = None
         self._compactions = counter(registry, "compactions", "Compactions that ended.", "outcome")
         # Each counter starts at 0, so that rates include the first compaction with its outcome.
@@ -264,7 +266,7 @@ class CompactionSupervisor:
         state = CompactionState(started_at_ms=started_ms, seconds=None, status="running", rows=None, detail="")
         self._history.appendleft(state)
         log.info("compaction started")
-        self._has_read = False
+        self._is_before_commit = False
         self._is_running = True
         self._running.set(1)
         status: int | None = None
@@ -314,7 +316,8 @@ class CompactionSupervisor:
 
     def _log_job_progress(self, line: str) -> None:
         """Keep and log a line of the job's progress."""
-        self._has_read |= line.startswith(READING)
+        if line.startswith((READING, COMMITTED)):
+            self._is_before_commit = line.startswith(READING)
         # Lines of the job's own log are JSON, and are not progress.
         if self._is_running and line and not line.startswith(("{", *JVM_LINE_PREFIXES)):
             self._history[0]["progress"] = line[:LINE_CHARACTERS_MAX]
@@ -338,7 +341,7 @@ class CompactionSupervisor:
             log.info("compaction stopped: partition 0 went to another instance")
         else:
             # Fewer records do not help if Spark did not start, or if a step after the commit failed.
-            if self._has_read and not result:
+            if self._is_before_commit and not result:
                 self._changelog_records_max = max(1, self._changelog_records_max // 2)
             self._end_job(state, "failed", lines[-1] if lines else describe_exit_status(status or 0))
             log.error("compaction failed", status=status, output="\n".join(lines), result=result)

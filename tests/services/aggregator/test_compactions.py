@@ -411,7 +411,7 @@ def test_a_request_ends_the_wait_after_a_failed_job() -> None:
 
 def test_a_job_that_was_killed_while_it_read_is_followed_by_a_smaller_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that runs out of memory reads half as many records at its next attempt. A failure before it reads does not
-    change the limit, nor does one after its commit.
+    change the limit, nor does one after its commit. A job that printed its result doubles the limit.
     """
     limits: list[int] = []
 
@@ -427,7 +427,10 @@ def test_a_job_that_was_killed_while_it_read_is_followed_by_a_smaller_one(monkey
     async def start(*_args: object, on_line: Callable[[str], None], **_settings: object) -> Job:
         if len(limits) > 1:
             on_line("reading 9 changelog records")
-        return Job(b'{"live_rows": 1}' if len(limits) > 3 else b"")
+        if len(limits) > 3:
+            on_line("committed version 1 of `state`")
+            on_line("rewriting 3 partitions of `state`, 9 rows")
+        return Job(b'{"live_rows": 1}' if len(limits) > 4 else b"")
 
     def job(given: AggregatorSettings) -> list[str]:
         limits.append(given.compaction.changelog_records_max)
@@ -437,14 +440,14 @@ def test_a_job_that_was_killed_while_it_read_is_followed_by_a_smaller_one(monkey
         given = settings("--compaction.changelog-records-max=100")
         supervisor = supervisor_of(given, clock=virtual_time.LoopClock(), job=job)
         running = asyncio.create_task(supervisor.run())
-        for _ in range(5):
+        for _ in range(6):
             supervisor.request()
             await virtual_time.let_pass(1)
         running.cancel()
 
     monkeypatch.setattr(ChildProcess, "start", start)
     virtual_time.run(scenario())
-    assert limits == [100, 100, 50, 25, 50]
+    assert limits == [100, 100, 50, 25, 25, 50]
 
 
 def test_a_request_without_partition_0_is_dropped_after_a_failed_job() -> None:
