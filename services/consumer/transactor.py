@@ -93,7 +93,12 @@ class OutputTransactor:
         """
         producer = await self._ready_producer()
         await self._find_topics(producer, records)
-        await producer.begin_transaction()
+        try:
+            await producer.begin_transaction()
+        # No transaction is open, so there is nothing to abort.
+        except PRODUCER_LOST as e:
+            await self.close()
+            raise TransactionAborted(f"the producer is replaced: {e}") from e
         try:
             await self._send_records(producer, records)
             await producer.send_offsets_to_transaction(offsets, group)

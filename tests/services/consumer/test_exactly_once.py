@@ -385,6 +385,18 @@ async def test_a_fenced_producer_is_replaced(cluster: FakeCluster, api: Api, cod
     assert cluster.committed("g") == OFFSETS
 
 
+async def test_a_producer_that_is_fenced_as_it_renews_its_epoch_is_replaced(cluster: FakeCluster) -> None:
+    """After a commit whose first response was lost, the next transaction begins with a request for a new epoch."""
+    cluster.control(Api.END_TXN, Close(handled=True), times=1)
+    async with transactor(cluster) as own:
+        await own.transact(RECORDS, OFFSETS, GROUP)
+        cluster.control(Api.INIT_PRODUCER_ID, Fail(ErrorCode.PRODUCER_FENCED), times=1)
+        with pytest.raises(TransactionAborted, match="replaced"):
+            await own.transact(RECORDS, OFFSETS, GROUP)
+        await own.transact(RECORDS, OFFSETS, GROUP)
+    assert out(cluster) == [r.value for r in RECORDS] * 2
+
+
 async def test_the_outcome_of_a_lost_commit_is_read_from_the_offsets(cluster: FakeCluster) -> None:
     """If the response to a commit is lost and the next request is fenced, the transaction
     counts as committed if the group has its offsets.
