@@ -371,7 +371,11 @@ async def _try_transaction(
     records: Sequence[ProducerRecord],
     last_record: Callable[[Sequence[Outcome]], ProducerRecord] | None,
 ) -> Sequence[Outcome] | PenstockError:
-    await producer.begin_transaction()
+    try:
+        await producer.begin_transaction()
+    except PenstockError as e:
+        e.maybe_written = False
+        raise
     try:
         outcomes = await (await producer.send_many(list(records)))
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]

@@ -11,13 +11,14 @@ from penstock.api.http.problem import failed_outcome, kind_of_record_error
 from penstock.api.http.status_codes import SERVICE_UNAVAILABLE
 from penstock.api.ingest.atomic import IdempotencyKey, StoredResponse
 from penstock.api.settings import IngestSettings
-from penstock.services.producer.ingest_transactions import KafkaTransactor, KeyedTransactions
+from penstock.services.producer.ingest_transactions import KafkaTransactor, KeyedTransactions, send_in_transaction
 from penstock.services.producer.settings import DEFAULT_KAFKA
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import AuthorizationFailed, KafkaTimeout, PenstockError, RecordTooLarge
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
-from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Request
+from penstock.shared.testing.fake_broker import Api, Close, ErrorCode, Fail, FakeCluster, Request
+from tests.shared.clients.producer.clusters import producing, values
 from tests.virtual_time import let_pass, run
 
 ACKS_ALL = -1
@@ -111,6 +112,19 @@ async def test_a_fenced_commit_stays_unknown_if_the_key_cannot_be_looked_up() ->
                 await transactor.send_keyed(key, [ProducerRecord("clicks", b"{}")], lambda _: StoredResponse(200, b""))
             await transactor.close(20_000)
         assert failed.value.maybe_written
+
+
+async def test_a_transaction_that_cannot_begin_stores_nothing() -> None:
+    """After a commit whose first response was lost, the next transaction begins with a request for a new epoch."""
+    async with producing(transactional_id="x", max_block_ms=200) as (cluster, producer):
+        await producer.init_transactions()
+        cluster.control(Api.END_TXN, Close(handled=True), times=1)
+        await send_in_transaction(producer, [ProducerRecord("t", b"1")])
+        cluster.control(Api.INIT_PRODUCER_ID, Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), times=1_000)
+        with pytest.raises(KafkaTimeout) as failed:
+            await send_in_transaction(producer, [ProducerRecord("t", b"2")])
+        assert not failed.value.maybe_written
+        assert values(cluster) == [b"1"]
 
 
 @pytest.mark.parametrize(("held_ms", "kept_ms"), [(1_000, 2_000), (3_000, 3_000), (-1, -1)])
