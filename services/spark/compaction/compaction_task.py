@@ -239,8 +239,13 @@ class PartitionCompaction:
 
     def _append_confirmed_entries(self, confirmed: ConfirmedChanges) -> None:
         if len(confirmed):
+            # The keys and states of a fetch may be in one buffer, and consecutive parts may be of one fetch.
+            counted = [data for part in self.parts[-1:] for data in (part.keys.data, part.states.data)]
+            for data in (confirmed.keys.data, confirmed.states.data):
+                if not any(np.may_share_memory(data, other) for other in counted):
+                    self._bytes += data.nbytes
+                    counted.append(data)
             self.parts.append(confirmed)
-            self._bytes += confirmed.keys.data.nbytes + confirmed.states.data.nbytes
         if confirmed.commits:
             self.commit = confirmed.commits[-1]
             # The table covers whole commits only. Records after the last commit's end may belong to a commit whose

@@ -38,6 +38,7 @@ from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common import arrow_arrays
 from penstock.shared.common.errors import ChangelogHole, CorruptRecord, KafkaTimeout, SchemaMismatch
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import RecordColumns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, Max
@@ -500,6 +501,18 @@ async def test_a_range_whose_entries_are_large_is_cut_after_a_commit(monkeypatch
         cut = await read(kafka, 8, 8)
         assert (cut.covered_offset, cut.read_to, cut.result([]).read_to) == (4, 4, 4)
         assert {row["key"] for row in windows_of(cut)} == {b"a", b"b"}
+
+
+@pytest.mark.parametrize(("missing", "is_full"), [(0, False), (1, True)])
+def test_entries_in_one_buffer_are_counted_once(missing: int, is_full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values of a fetch share a buffer, which several polls return, and which held entries keep."""
+    entries = [takeover(), live(b"a", 1, 1, 1), progress(), live(b"b", 1, 1, 1, 1), progress(1)]
+    fetched = PackedBytes.of([key for key, _ in entries] + [value for _, value in entries])
+    monkeypatch.setattr(compaction_task, "RANGE_BYTES_MAX", fetched.data.nbytes - missing)
+    found = PartitionCompaction("log", range_of(5))
+    for at in range(0, 5, 2):
+        found.feed(np.arange(at, min(at + 2, 5)), fetched[:5][at : at + 2], fetched[5:][at : at + 2])
+    assert (len(found.parts), found.is_full) == (2, is_full)
 
 
 async def test_a_range_is_read_on_in_steps_of_its_length() -> None:
