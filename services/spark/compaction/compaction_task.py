@@ -2,8 +2,8 @@
 
 A task reads its ranges one after the other with Penstock's own consumer, decodes them with the changelog's reader, and
 writes the rows as Parquet files below the tables' folders. Files of `state` are for one partition each; files of
-`closed` and `late` have the rows of all the task's partitions. The task returns the list of files to the driver, whose
-commits make them part of the tables.
+`closed` and `late` have the rows of several of the task's partitions. The task returns the list of files to the driver,
+whose commits make them part of the tables.
 
 `state` receives only the newest change of each window in the range. If the window is no longer live, that is a
 tombstone.
@@ -66,7 +66,8 @@ from penstock.shared.streams.windows.window_columns import newest_of_each_window
 # without effect.
 IDLE_RECORDS_MAX = 1_000
 RANGE_BYTES_MAX = 256 * 1024 * 1024
-"""The most bytes of changelog entries that a task holds in memory. Beyond it, a range ends after its last commit."""
+"""Beyond this many bytes of committed entries in memory, a range ends after its last commit. Beyond this many bytes of
+rows of `closed` and `late`, a task writes them before it reads its next range."""
 POLL_MS = 500
 POLL_RECORDS = 50_000
 CONVERSION_ERRORS = (CorruptRecord, pa.ArrowInvalid)
@@ -181,21 +182,35 @@ async def compact_ranges(options: CompactionTaskOptions, ranges: Sequence[Change
     Raises ChangelogHole, CorruptRecord, SchemaMismatch, LakeUnavailable, or an error of Kafka such as KafkaTimeout.
     """
     results = []
+    files = defaultdict[str, list[DataFile]](list)
+    # Rows of `closed` and `late` wait for the task's other ranges: a file for several of them keeps the tables' files
+    # few.
     appended = defaultdict[str, list[pa.RecordBatch]](list)
-    for of in ranges:
-        # Each range has its own consumer: a consumer that changes its partition waits for its last fetch from the node.
-        async with changelog_consumer(options.kafka) as consumer:
-            try:
-                compaction = await read_range(consumer, options, of)
-            except OffsetOutOfRange as e:
-                raise ChangelogHole(f"changelog records were deleted while they were read: {e}") from e
-        # Files of `state` belong to one partition each. Rows of `closed` and `late` wait for the task's other ranges:
-        # one file for all of them keeps the tables' files few.
-        rows = compaction.rows(options)
-        results.append(compaction.result(options.write(STATE, rows.pop(STATE, []), of.partition)))
-        for table, batches in rows.items():
-            appended[table] += batches
-    return CompactionTaskResult(results, {table: options.write(table, batches) for table, batches in appended.items()})
+    for number, of in enumerate(ranges, 1):
+        results.append(await _compact_range(options, of, appended))
+        held = sum(batch.nbytes for batches in appended.values() for batch in batches)
+        if held > RANGE_BYTES_MAX or number == len(ranges):
+            for table in list(appended):
+                files[table] += options.write(table, appended.pop(table))
+    return CompactionTaskResult(results, files)
+
+
+async def _compact_range(
+    options: CompactionTaskOptions, of: ChangelogRange, appended: dict[str, list[pa.RecordBatch]]
+) -> PartitionResult:
+    """Read a range, write its rows of `state`, and add its other rows to `appended`."""
+    # Each range has its own consumer: a consumer that changes its partition waits for its last fetch from the node.
+    async with changelog_consumer(options.kafka) as consumer:
+        try:
+            compaction = await read_range(consumer, options, of)
+        except OffsetOutOfRange as e:
+            raise ChangelogHole(f"changelog records were deleted while they were read: {e}") from e
+    rows = compaction.rows(options)
+    # Files of `state` belong to one partition each.
+    result = compaction.result(options.write(STATE, rows.pop(STATE, []), of.partition))
+    for table, batches in rows.items():
+        appended[table] += batches
+    return result
 
 
 class PartitionCompaction:

@@ -607,8 +607,12 @@ async def test_spark_attempts_a_task_again_after_a_temporary_error(monkeypatch: 
         assert isinstance(found.failure.to_error(), ChangelogHole)
 
 
-async def test_a_tasks_partitions_share_the_files_of_closed(tmp_path: Any) -> None:
-    """Files of `state` are for one partition. Files of `closed` have the rows of all partitions."""
+@pytest.mark.parametrize(("bytes_max", "partitions"), [(compaction_task.RANGE_BYTES_MAX, [[0, 2]]), (1, [[2], [0]])])
+async def test_a_tasks_partitions_share_the_files_of_closed(
+    bytes_max: int, partitions: list[list[int]], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of `state` are for one partition. Files of `closed` have the rows of several partitions, within a limit."""
+    monkeypatch.setattr(compaction_task, "RANGE_BYTES_MAX", bytes_max)
     entries = [takeover(), live(b"a", 1, 1, 1), final(b"b", 1, 2, 1), progress()]
     async with broker(entries, [], [*entries, takeover(2)]) as kafka:
         ranges = [ChangelogRange(p, 0, n, n, None, None, {}) for p, n in ((2, 5), (0, 4))]
@@ -616,10 +620,8 @@ async def test_a_tasks_partitions_share_the_files_of_closed(tmp_path: Any) -> No
     assert [(one.partition, one.covered_offset, one.deleted) for one in found.partitions] == [(2, 4, 1), (0, 4, 1)]
     folders = [[file.path.partition("/")[0] for file in one.files] for one in found.partitions]
     assert folders == [["partition=2"], ["partition=0"]]
-    (closed,) = found.files["closed/s"]
-    assert closed.rows == 2
-    rows = pa.parquet.read_table(tmp_path / "closed/s" / closed.path)
-    assert sorted(rows.column("partition").to_pylist()) == [0, 2]
+    closed = [pq.read_table(tmp_path / "closed/s" / file.path) for file in found.files["closed/s"]]
+    assert [sorted(rows.column("partition").to_pylist()) for rows in closed] == partitions
 
 
 def window(store: str, key: str, start: int, offset: int, *, live: bool = True) -> dict[str, Any]:
