@@ -34,6 +34,8 @@ ROW_GROUP_ROWS = 100_000
 # About this many bytes in memory are sorted at a time: Arrow cannot sort a column of more than 2 GiB.
 SORT_BYTES = 1024 * 1024 * 1024
 COMPRESSION = "zstd"
+MEMORY_BYTES = b"penstock.memory_bytes"
+"""The key in a Parquet file's metadata under which the size of its rows in memory is recorded."""
 TIMES = {CLOSED: "window_start", LATE: "event_time"}
 """The column by which the rows of a table are ordered within its files."""
 Options = Mapping[str, str]
@@ -77,6 +79,8 @@ class DeltaFiles:
         # Delta keeps the values of partition columns in the table's log, not in the data files.
         if partition is not None:
             table = table.drop_columns(["partition"])
+        # Parquet's own sizes are those of encoded columns: repeated values take almost no bytes in them.
+        table = table.replace_schema_metadata({MEMORY_BYTES: str(table.nbytes)})
         path = name if partition is None else f"partition={partition}/{name}"
         try:
             with self._files.open_output_stream(path) as out:
@@ -93,6 +97,18 @@ class DeltaFiles:
                 return pq.read_table(source)
         except DELTA_ERRORS as e:
             raise LakeUnavailable(f"{self._uri}: {path} cannot be read: {one_line(e)}") from e
+
+    def memory_bytes(self, path: str) -> int:
+        """Return the size in memory of a file's rows. A file of another writer is read to find it.
+
+        Raises LakeUnavailable if the file is gone or cannot be read.
+        """
+        try:
+            with self._files.open_input_file(path) as source:
+                recorded = (pq.read_metadata(source).metadata or {}).get(MEMORY_BYTES)
+        except DELTA_ERRORS as e:
+            raise LakeUnavailable(f"{self._uri}: {path} cannot be read: {one_line(e)}") from e
+        return int(self.read(path).nbytes if recorded is None else recorded)
 
 
 def write_files(
@@ -111,7 +127,7 @@ def write_files(
             yield files.write(rows.slice(at, FILE_ROWS).to_batches(), partition)
 
 
-def sortable_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+def sortable_chunks(batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
     """Yield lists of batches to write that are sorted together, of about SORT_BYTES each.
 
     Arrow cannot sort a column of more than 2 GiB.

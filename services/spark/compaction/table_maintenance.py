@@ -26,7 +26,13 @@ from pyspark.errors.exceptions.base import PySparkException
 
 from penstock.services.spark.compaction import delta_writer
 from penstock.services.spark.compaction.delta_reader import commit_history, progress_rows, table_positions
-from penstock.services.spark.compaction.delta_writer import TIMES, CompactionConflict, DataFile, DeltaFiles
+from penstock.services.spark.compaction.delta_writer import (
+    SORT_BYTES,
+    TIMES,
+    CompactionConflict,
+    DataFile,
+    DeltaFiles,
+)
 from penstock.services.spark.compaction.settings import MaintenanceSettings
 from penstock.services.spark.errors import translated
 from penstock.services.spark.table_columns import CLOSED, DAY_MS, INDEXED
@@ -41,7 +47,7 @@ VACUUM_ENDED = "VACUUM END"
 OPTIMIZE = "OPTIMIZE"
 """Marks an OPTIMIZE in a table's history: the kind of our commit, or the operation of another engine."""
 FILE_BYTES = 128 * 1024 * 1024
-"""The most bytes, as compressed in the files, that OPTIMIZE merges into one."""
+"""The most bytes, as compressed in the files, that OPTIMIZE merges into one. For those in memory see SORT_BYTES."""
 TOMBSTONE_RETENTION_HOURS = 7 * 24
 """Delta's default `delta.deletedFileRetentionDuration`: how long checkpoints keep the entries of removed files."""
 COMMITS_PER_APPEND = 4
@@ -222,7 +228,7 @@ def optimize(table: DeltaTable, kind: str, options: Mapping[str, str]) -> int:
     """Merge the small files of a `closed` or `late` table. Returns how many files were merged into others.
 
     Files that are neighbours in time are merged, and the rows of each new file are sorted by time. So readers can still
-    skip files and row groups by time. Rows of more than SORT_BYTES in memory become several files.
+    skip files and row groups by time.
 
     Raises CompactionConflict or LakeUnavailable.
     """
@@ -232,13 +238,11 @@ def optimize(table: DeltaTable, kind: str, options: Mapping[str, str]) -> int:
     now_ms = int(time.time() * 1000)
     added = list[DataFile]()
     removed = list[RemoveAction]()
-    for group in _group_small_files(pa.table(table.get_add_actions(flatten=True)).to_pylist(), f"min.{time_column}"):
-        # The files are read one by one, so that the driver holds about SORT_BYTES, however well the files compress.
-        batches = (batch for file in group for batch in _cast_to_schema(files.read(file["path"]), schema).to_batches())
-        for part in delta_writer.sortable_chunks(batches):
-            rows = pa.Table.from_batches(part)
-            rows = rows.sort_by([(time_column, "ascending"), ("changelog_offset", "ascending")])
-            added.append(files.write(rows.to_batches()))
+    present = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    for group in _group_small_files(present, f"min.{time_column}", files.memory_bytes):
+        rows = pa.concat_tables([_cast_to_schema(files.read(file["path"]), schema) for file in group])
+        rows = rows.sort_by([(time_column, "ascending"), ("changelog_offset", "ascending")])
+        added.append(files.write(rows.to_batches()))
         removed += [RemoveAction(file["path"], False, now_ms, file["size_bytes"], {}) for file in group]
     # The commit repeats the positions, so that it does not hide those of the compaction before.
     if added:
@@ -246,20 +250,32 @@ def optimize(table: DeltaTable, kind: str, options: Mapping[str, str]) -> int:
     return len(removed)
 
 
-def _group_small_files(files: list[dict[str, Any]], least: str) -> Iterator[list[dict[str, Any]]]:
-    """Yield the groups of files to merge: neighbours in time, two or more, together at most FILE_BYTES."""
+def _group_small_files(
+    files: list[dict[str, Any]], least: str, memory_bytes: Callable[[str], int]
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the groups of files to merge: neighbours in time, two or more.
+
+    A group has at most FILE_BYTES, and its rows take at most SORT_BYTES in memory. `memory_bytes` returns the size of a
+    file's rows by its path.
+    """
     group = list[dict[str, Any]]()
     size = 0
-    # A file above half of the limit stays as it is: merging it would rewrite many rows to save one file. Two files of
+    memory = 0
+    # A file above half of a limit stays as it is: merging it would rewrite many rows to save one file. Two files of
     # at most half always fit, so a group that is full has two or more.
     small = [file for file in files if file["size_bytes"] <= FILE_BYTES / 2]
     for file in sorted(small, key=lambda file: (file.get(least) is not None, file.get(least), file["path"])):
-        if size + file["size_bytes"] > FILE_BYTES:
+        own = memory_bytes(file["path"])
+        if own > SORT_BYTES / 2:
+            continue
+        if size + file["size_bytes"] > FILE_BYTES or memory + own > SORT_BYTES:
             yield group
             group = []
             size = 0
+            memory = 0
         group.append(file)
         size += file["size_bytes"]
+        memory += own
     if len(group) > 1:
         yield group
 

@@ -217,7 +217,8 @@ def test_files_to_merge(sizes: Sequence[int], merged: list[list[int]], monkeypat
     monkeypatch.setattr(table_maintenance, "FILE_BYTES", 128)
     files = [{"path": str(nth), "size_bytes": size, "min.at": nth} for nth, size in enumerate(sizes)]
     groups = [
-        [int(file["path"]) for file in group] for group in table_maintenance._group_small_files(files[::-1], "min.at")
+        [int(file["path"]) for file in group]
+        for group in table_maintenance._group_small_files(files[::-1], "min.at", lambda _: 0)
     ]
     assert groups == merged
 
@@ -233,14 +234,23 @@ def test_optimize_merges_neighbours_in_time(tmp_path: Path, monkeypatch: pytest.
     assert sorted(hours_of(uri).values()) == [[1, 3], [100, 102]]
 
 
-def test_optimize_sorts_no_more_than_arrow_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of more than SORT_BYTES in memory are written to several files, each in order."""
-    monkeypatch.setattr(delta_writer, "SORT_BYTES", 1)
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_optimize_sorts_no_more_than_arrow_can(
+    is_recorded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are merged up to SORT_BYTES in memory, also if another writer wrote them. The next OPTIMIZE has no work."""
     uri = str(tmp_path / "closed")
-    append(uri, 9, 5)
-    append(uri, 7, 1)
-    assert optimize(DeltaTable(uri), "closed", {}) == 2
-    assert sorted(hours_of(uri).values()) == [[1, 7], [5, 9]]
+    for hours in ([9, 5], [7, 1], [3, 2], [8, 4]):
+        append(uri, *hours)
+    for path in () if is_recorded else DeltaTable(uri).file_uris():
+        pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
+    size = pq.read_table(DeltaTable(uri).file_uris()[0]).nbytes
+    monkeypatch.setattr(table_maintenance, "SORT_BYTES", 2.5 * size)
+    assert optimize(DeltaTable(uri), "closed", {}) == 4
+    merged = hours_of(uri)
+    assert sorted(merged.values()) == [[1, 2, 3, 7], [4, 5, 8, 9]]
+    assert optimize(DeltaTable(uri), "closed", {}) == 0
+    assert hours_of(uri) == merged
 
 
 def test_optimize_fills_columns_that_older_files_lack(tmp_path: Path) -> None:
