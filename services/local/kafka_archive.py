@@ -47,8 +47,8 @@ async def make_archive() -> Path | None:
 async def _use_classes(address: str) -> None:
     """Create a topic, produce a record, read it and commit its offset in a group.
 
-    So the broker loads the classes for the archive. Raises KafkaTimeout if the record does
-    not arrive within READ_TIMEOUT_MS.
+    So the broker loads the classes for the archive. Raises KafkaTimeout if the record does not arrive within
+    READ_TIMEOUT_MS.
     """
     async with Admin(address) as admin:
         await admin.create_topics([NewTopic(TOPIC, 1)])
