@@ -13,6 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.services.aggregator.compaction_supervisor import COMMITTED
 from penstock.services.spark.compaction import delta_writer
 from penstock.services.spark.compaction.compact import (
     REWRITE_ROWS_MIN,
@@ -54,6 +55,16 @@ def row(covered: int, **appended: int) -> dict[str, Any]:
 
 def first(rows: list[dict[str, Any]], there: dict[str, int], held: TopicOffsets) -> Any:
     return job()._start_of_partition(0, rows, {name: {0: at} for name, at in there.items()}, held)
+
+
+def test_a_commit_is_logged_as_the_supervisor_expects(tmp_path: Path) -> None:
+    """The line follows the commit of `state`. The supervisor recognizes it by its prefix."""
+    lines: list[str] = []
+    settings = CompactSettings(application="app", lake=str(tmp_path))
+    own = CompactionJob(None, settings, lines.append)  # type: ignore[arg-type]
+    report = own._commit_tables(CompactionPlan(offsets(0, 9), {}, {}, []), {}, {})
+    assert DeltaTable(own.path("state")).version() == report.state_version
+    assert lines[-1].startswith(COMMITTED)
 
 
 def test_a_partition_is_read_from_where_the_tables_end() -> None:
