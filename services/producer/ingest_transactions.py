@@ -170,16 +170,12 @@ class KafkaTransactor:
         # fenced: each attempt looks the key up before it sends the records.
         while True:
             try:
-                response, is_known = await partition.store(key, records, make_response, begun)
-            except PenstockError as e:
-                maybe_written |= e.maybe_written
-                e.maybe_written = maybe_written
-                if not isinstance(e, ProducerFenced) or loop.time() >= deadline:
+                return await partition.store(key, records, make_response, begun, maybe_written)
+            except ProducerFenced as e:
+                maybe_written = e.maybe_written
+                if loop.time() >= deadline:
                     raise
                 log.warning("another service acquired the partition of keys", partition=partition.number)
-            else:
-                # A key that is known after a fenced commit is that of this request.
-                return response, is_known and not maybe_written
 
     async def _key_partitions(self) -> list[KeyedTransactions]:
         async with self._opening:
@@ -261,19 +257,31 @@ class KeyedTransactions:
         return f"KeyedTransactions({self.number}, {'owned' if self._producer else 'not owned'}, {self._keys})"
 
     async def store(
-        self, key: IdempotencyKey, records: Sequence[ProducerRecord], make_response: MakeResponse, begun: asyncio.Event
+        self,
+        key: IdempotencyKey,
+        records: Sequence[ProducerRecord],
+        make_response: MakeResponse,
+        begun: asyncio.Event,
+        maybe_written: bool,
     ) -> tuple[StoredResponse, bool]:
-        """See `Transactor.send_keyed`. Sets `begun` when the request's turn has come.
+        """See `Transactor.send_keyed`. Sets `begun` when the request's turn has come. `maybe_written` is whether an
+        earlier attempt of the request may have stored it.
 
         Raises ProducerFenced if another service has acquired the partition of keys.
         """
         async with self._lock:
             begun.set()
-            producer = self._producer or await self._acquire_ownership()
+            try:
+                producer = self._producer or await self._acquire_ownership()
+            except PenstockError as e:
+                # The key is not looked up, so the result of an earlier attempt stays unknown.
+                e.maybe_written = maybe_written
+                raise
             now_ms = SYSTEM_CLOCK.now_ms()
             known = self._keys.get(key, now_ms)
             if known is not None:
-                return known, True
+                # A key that is known after a fenced commit is that of this request.
+                return known, not maybe_written
             self._keys.check_room(now_ms)
             response: StoredResponse | None = None
             value = b""

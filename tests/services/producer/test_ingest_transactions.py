@@ -15,7 +15,13 @@ from penstock.services.producer.ingest_transactions import KafkaTransactor, Keye
 from penstock.services.producer.settings import DEFAULT_KAFKA
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.errors import AuthorizationFailed, KafkaTimeout, PenstockError, RecordTooLarge
+from penstock.shared.common.errors import (
+    AuthorizationFailed,
+    InvalidRequest,
+    KafkaTimeout,
+    PenstockError,
+    RecordTooLarge,
+)
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 from penstock.shared.testing.fake_broker import Api, Close, ErrorCode, Fail, FakeCluster, Request
 from tests.shared.clients.producer.clusters import producing, values
@@ -127,6 +133,26 @@ async def test_a_transaction_that_cannot_begin_stores_nothing() -> None:
         assert values(cluster) == [b"1"]
 
 
+async def test_the_error_of_a_repeated_request_is_not_unknown() -> None:
+    """Its key was looked up, and is not stored."""
+    async with FakeCluster() as cluster, asyncio.timeout(30):
+        cluster.create_topic("clicks")
+        kafka = DEFAULT_KAFKA.model_copy(update={"bootstrap_servers": cluster.bootstrap_servers})
+
+        def fence(_: Request) -> Fail:
+            cluster.control(Api.PRODUCE, Fail(ErrorCode.INVALID_RECORD))
+            return Fail(ErrorCode.PRODUCER_FENCED)
+
+        cluster.control(Api.END_TXN, fence, times=1)
+        async with Admin(kafka) as admin:
+            transactor = KafkaTransactor(kafka, ProducerSettings(), IngestSettings(idempotency_partitions=1), admin)
+            key = IdempotencyKey(b"k" * 32, b"f" * 32)
+            with pytest.raises(InvalidRequest) as failed:
+                await transactor.send_keyed(key, [ProducerRecord("clicks", b"{}")], lambda _: StoredResponse(200, b""))
+            await transactor.close(20_000)
+        assert not failed.value.maybe_written
+
+
 @pytest.mark.parametrize(("held_ms", "kept_ms"), [(1_000, 2_000), (3_000, 3_000), (-1, -1)])
 async def test_an_existing_topic_of_keys_keeps_them_for_their_ttl(held_ms: int, kept_ms: int) -> None:
     """If the topic's retention is shorter than `idempotency_ttl_ms`, it is raised. A longer one remains."""
@@ -138,7 +164,9 @@ async def test_an_existing_topic_of_keys_keeps_them_for_their_ttl(held_ms: int, 
         kafka = DEFAULT_KAFKA.model_copy(update={"bootstrap_servers": cluster.bootstrap_servers})
         async with Admin(kafka) as admin:
             transactor = KafkaTransactor(kafka, ProducerSettings(), settings, admin)
-            await transactor._key_partitions()
+            key = IdempotencyKey(b"k" * 32, b"f" * 32)
+            await transactor.send_keyed(key, [ProducerRecord("clicks", b"{}")], lambda _: StoredResponse(200, b""))
+            await transactor.close(20_000)
             assert (await admin.describe_configs(topic))["retention.ms"] == str(kept_ms)
 
 
