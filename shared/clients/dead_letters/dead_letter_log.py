@@ -327,7 +327,17 @@ class DeadLetterLog:
                 record = replace(replay_record(dead_letter, None), topic=topic)
             sent.append((execution, work, record))
         outcomes = await (await producer.send_many([record for _, _, record in sent]))
-        for (execution, work, _), outcome in zip(sent, outcomes, strict=True):
+        # Note each outcome as soon as it is known, so that an interrupted replay commits what it has sent.
+        rejected = []
+        for (execution, work, record), outcome in zip(sent, outcomes, strict=True):
+            if isinstance(outcome, DataError):
+                rejected.append((execution, work, record))
+            else:
+                goes_on &= _note_outcome(scheduler, execution, work, outcome, result)
+        # Kafka may reject a whole batch because of one record: if it names no record, or if an earlier attempt may have
+        # stored the batch. So send each rejected record again, alone.
+        for execution, work, record in rejected:
+            (outcome,) = await (await producer.send_many([record]))
             goes_on &= _note_outcome(scheduler, execution, work, outcome, result)
         return len(sent), goes_on
 

@@ -38,7 +38,7 @@ from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import DataError, IllegalState
 from penstock.shared.common.records import ConsumerRecord, Headers, OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.testing.fake_broker import Api, FakeCluster, Request
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Request
 
 headers = st.lists(
     st.tuples(st.text(max_size=8) | st.sampled_from((*HEADERS, CHANGELOG_ID, NODE)), st.none() | st.binary(max_size=8)),
@@ -405,6 +405,26 @@ async def test_a_record_that_kafka_rejects_for_good(kafka: KafkaSettings) -> Non
         assert (again.sent, again.failed) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("error", "timestamps", "sent"),
+    [(ErrorCode.REQUEST_TIMED_OUT, {1: 2**50}, 2), (ErrorCode.RECORD_LIST_TOO_LARGE, {}, 3)],
+    ids=["maybe stored", "no record named"],
+)
+async def test_a_batch_that_is_rejected_as_a_whole_is_replayed(
+    error: ErrorCode, timestamps: dict[int, int], sent: int
+) -> None:
+    """Its records are sent again one by one, so that only the invalid one fails."""
+    async with FakeCluster() as cluster:
+        for topic in ("clicks", TOPIC):
+            cluster.create_topic(topic, partitions=1)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=5)
+        await write(kafka, 3, timestamps=timestamps)
+        cluster.control(Api.PRODUCE, Fail(error), times=1)
+        async with DeadLetterLog(kafka, TOPIC) as log, Producer(kafka) as producer:
+            result = await log.replay(producer, lambda _: True, limit=10)
+        assert (result.sent, result.failed) == (sent, 3 - sent)
+
+
 async def test_a_replay_ends_when_as_many_records_have_failed_as_it_may_send(kafka: KafkaSettings) -> None:
     """If Kafka rejects every record, the replay does not try all records of the topic."""
     await write(kafka, 5, timestamps=dict.fromkeys(range(5), 2**50))
@@ -414,22 +434,23 @@ async def test_a_replay_ends_when_as_many_records_have_failed_as_it_may_send(kaf
 
 
 async def test_an_interrupted_replay_keeps_what_it_has_sent() -> None:
-    """It commits the dead letters that Kafka has acknowledged."""
+    """It commits the dead letters that Kafka has acknowledged, also those that it has sent again one by one."""
     requests: list[Request] = []
     replays: list[asyncio.Task[ReplayResult]] = []
 
     def interrupt(request: Request) -> None:
-        # One dead letter of each fetch.
+        # The batch of all three, the first record, and then the second one.
         requests.append(request)
-        if len(requests) == 2:
+        if len(requests) == 3:
             replays[0].cancel()
 
     async with FakeCluster() as cluster:
         for topic in ("clicks", TOPIC):
             cluster.create_topic(topic, partitions=1)
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
-        await write(kafka, 3, value=bytes(ConsumerSettings().max_partition_fetch_bytes // 2))
+        await write(kafka, 3)
         cluster.control(Api.PRODUCE, interrupt)
+        cluster.control(Api.PRODUCE, Fail(ErrorCode.RECORD_LIST_TOO_LARGE), times=1)
         async with DeadLetterLog(kafka, TOPIC) as log, Producer(kafka) as producer:
             replays.append(asyncio.create_task(log.replay(producer, lambda _: True, limit=10)))
             with pytest.raises(asyncio.CancelledError):
