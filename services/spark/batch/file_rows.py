@@ -62,8 +62,7 @@ DESTINATIONS_TRIED = 40
 MS_OF = {"s": Decimal(1000), "ms": Decimal(1), "us": Decimal("0.001"), "ns": Decimal("0.000001")}
 TEMPORAL = (DateType, TimestampType, TimestampNTZType)
 DEFAULTS = {
-    # By default, Spark's escape character is a backslash, and doubled quotes stay in the text.
-    "csv": {"header": "true", "inferschema": "true", "escape": '"'},
+    "csv": {"header": "true", "inferschema": "true"},
     "parquet": {"mergeschema": "true"},
 }
 PLAIN = (NumericType, BooleanType)
@@ -258,6 +257,9 @@ def _read_json_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
 
 def _read_table_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
     options = DEFAULTS.get(settings.format, {}) | settings.reader_options
+    # By default, Spark's escape character is a backslash, and doubled quotes stay in the text.
+    if settings.format == "csv":
+        options.setdefault("escape", options.get("quote", '"'))
     # Spark reads CSV by position, under the names of one header. Files with another header would have their values in
     # the wrong columns.
     if settings.format == "csv" and options["header"].lower() == "true":

@@ -165,16 +165,16 @@ def test_text_that_looks_like_another_type_stays_text(spark: Any, tmp_path: Path
 
 
 def test_times_are_parsed_from_text_as_spark_parses_them(spark: Any, tmp_path: Path) -> None:
-    """The reader's time format is used. Text that cannot be parsed is no time."""
+    """The reader's time format and quote are used. Text that cannot be parsed is no time."""
     file = tmp_path / "f.csv"
-    file.write_text('at,nth\n"Jan 31, 2013 05:00",+9\n"Feb 1, 2013 05:00",10\n')
-    options = {"timestampFormat": "MMM d, yyyy HH:mm"}
+    file.write_text("""at,nth,said\n'Jan 31, 2013 05:00',+9,'it''s "hi"'\n'Feb 1, 2013 05:00',10,'b'\n""")
+    options = {"timestampFormat": "MMM d, yyyy HH:mm", "quote": "'"}
     given = {"files": str(file), "format": "csv", "timestamp_column": "at"}
     found = file_rows(spark, BatchSettings.model_validate(NAMES | given | {"reader_options": options}))
     (_, at), (_, nth) = found.typed("at"), found.typed("nth")
     rows = found.rows.select(F.unix_millis(at).alias("ms"), nth.alias("nth"), found.whole.alias("value")).collect()
     assert [(row.ms, row.nth) for row in rows] == [(1359608400000, 9), (1359694800000, 10)]
-    assert rows[0].value == b'{"at":"Jan 31, 2013 05:00","nth":"+9"}'
+    assert json.loads(rows[0].value) == {"at": "Jan 31, 2013 05:00", "nth": "+9", "said": 'it\'s "hi"'}
 
 
 def test_parquet_files_may_have_columns_of_their_own(spark: Any, tmp_path: Path) -> None:
