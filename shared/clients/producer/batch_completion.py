@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
@@ -202,7 +202,10 @@ class BatchCompletion:
             first_valid = int(0 in response.invalid)
             for part in parts[first_valid::2]:
                 self._accumulator.reenqueue(part, now_ms)
-            self._fail_invalid_parts(parts[1 - first_valid :: 2], error)
+            self._fail_each(parts[1 - first_valid :: 2], error)
+            # The valid records then fail with TransactionAborted.
+            if self._transaction is not None:
+                self.fail_transaction(error)
             return
         # 5. The broker rejected the sequence number or epoch (KIP-98): the batch is not in the log, whatever became of
         #    earlier attempts.
@@ -267,10 +270,7 @@ class BatchCompletion:
     def fail_all(self, error: PenstockError, *, out: bool) -> int:
         """Fail all queued batches, and with `out` those in flight too. Returns their number."""
         batches = self._accumulator.take_all(out=out)
-        for batch in batches:
-            # A callback of an earlier batch may have ended this one.
-            if batch.state is not BatchState.DONE:
-                self.fail(batch, error)
+        self._fail_each(batches, error)
         return len(batches)
 
     def emptied(self, batch: ProducerBatch) -> None:
@@ -330,14 +330,11 @@ class BatchCompletion:
         self._accumulator.replace(batch, parts)
         return parts
 
-    def _fail_invalid_parts(self, parts: list[ProducerBatch], error: PenstockError) -> None:
-        for part in parts:
-            # A callback of an earlier part may have ended this one.
-            if part.state is not BatchState.DONE:
-                self.fail(part, error)
-        # The valid records then fail with TransactionAborted.
-        if self._transaction is not None:
-            self.fail_transaction(error)
+    def _fail_each(self, batches: Iterable[ProducerBatch], error: PenstockError) -> None:
+        for batch in batches:
+            # A callback of an earlier batch may have ended this one.
+            if batch.state is not BatchState.DONE:
+                self.fail(batch, error)
 
     def _was_given_up_in_flight(self, batch: ProducerBatch) -> bool:
         """Return whether the batch was given up while its request was in flight. If so, release its memory, and note
