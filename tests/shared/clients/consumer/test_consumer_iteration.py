@@ -132,6 +132,10 @@ async def test_a_record_does_not_visit_all_partitions(cluster: FakeCluster) -> N
             self.visits += 1
             return super().items()
 
+        def __iter__(self) -> Any:
+            self.visits += 1
+            return super().__iter__()
+
     async with opened(cluster) as consumer:
         consumer.assign([A])
         await offsets_of(consumer, 1)

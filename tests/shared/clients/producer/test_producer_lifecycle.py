@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.clients.producer.producer import REJECTIONS_A_TURN
 from penstock.shared.common.errors import (
     BrokerNotAvailable,
     BufferExhausted,
@@ -276,8 +277,16 @@ async def test_exhausted_buffers_are_counted() -> None:
 
 @pytest.mark.parametrize("cause", ["buffer", "topic", "columns"])
 async def test_the_rest_of_a_rejected_bulk_shares_one_error(cause: str) -> None:
-    """The event loop runs meanwhile, and the traceback of the error has no entry for each record."""
+    """Records that are rejected one by one let the event loop run. The traceback of the error has no entry for each
+    record."""
     count = 5_000
+    seen = set()
+
+    async def watch() -> None:
+        while True:
+            seen.add(producer.metrics()["record_error_total"])
+            await asyncio.sleep(0)
+
     async with producing(max_block_ms=50, buffer_memory=1_000, batch_size=1_000) as (cluster, producer):
         cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS))
         await producer.send("t", b"x" * 900)
@@ -285,8 +294,11 @@ async def test_the_rest_of_a_rejected_bulk_shares_one_error(cause: str) -> None:
         records: Any = [ProducerRecord(topic, b"x" * 900) for _ in range(count)]
         if cause == "columns":
             records = RecordColumns("t", [None] * count, [b"x" * 900] * count)
+        watching = asyncio.create_task(watch())
         results = await (await producer.send_many(records))
+        watching.cancel()
         await producer.close(timeout_ms=0)
+        assert cause != "topic" or len(seen) >= count // REJECTIONS_A_TURN
         assert all(result is results[0] for result in results)
         assert isinstance(results[0], UnknownTopicOrPartition if cause == "topic" else BufferExhausted)
         assert len(traceback.extract_tb(results[0].__traceback__)) < 20
