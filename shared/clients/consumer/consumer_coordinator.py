@@ -8,8 +8,7 @@ subscription reads all partitions of its topics.
 
 In a rebalance, a call of the listener begins only while a poll waits for it (`listening`), when no records are
 processed. Until then the call is due, and polls return no records. If the poll is cancelled, a call that has begun
-continues, and the next poll waits for it. Only `on_rebalance_started` is called without a poll, because a cooperative
-member joins without one. A new assignment is passed to the fetcher before the listener is called.
+continues, and the next poll waits for it. A new assignment is passed to the fetcher before the listener is called.
 
 A member without a poll for `max_poll_interval_ms` leaves the group. A poll in progress counts as a recent one.
 """
@@ -25,7 +24,6 @@ from typing import Any, Protocol
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.consumer.fetch_request_manager import FetchRequestManager
 from penstock.shared.clients.consumer.membership_manager import (
-    Announce,
     Complete,
     ConsumerMembershipManager,
     Gather,
@@ -55,9 +53,6 @@ JOIN_END_MS = 2_000
 class RebalanceCallbacks(Protocol):
     """The functions that the coordinator calls and awaits in a rebalance (`RebalanceListenerInvoker`). They must not
     raise."""
-
-    async def on_started(self) -> None:
-        """Called by the coordinator before the member joins while it keeps partitions, also outside of a poll."""
 
     async def on_revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         """Called by the coordinator with revoked or lost partitions. The member still owns revoked partitions, but not
@@ -354,7 +349,7 @@ class ConsumerCoordinator:
             self._fetches.wake_pollers()
 
     async def _execute_step(self, step: Step) -> None:
-        if self._began_ms is None and isinstance(step, Announce | Join | Revoke):
+        if self._began_ms is None and isinstance(step, Join | Revoke):
             self._began_ms = self._clock.monotonic_ms()
         self._set_listener_due(isinstance(step, Revoke | Lose | Complete))
         if self._listener_due and not self._listening:
@@ -370,10 +365,6 @@ class ConsumerCoordinator:
                 # commit.
                 await self._call_listener(self._revoke(partitions, lost=isinstance(step, Lose)))
                 self.member.on_revoked(partitions)
-            case Announce():
-                assert self._rebalances is not None
-                await self._call_listener(self._rebalances.on_started())
-                self.member.on_announced()
             case Complete(assigned, added):
                 # Before the listener, so that it commits under the new generation.
                 self.member.adopt()

@@ -58,11 +58,6 @@ class Lose:
 
 
 @dataclass(frozen=True, slots=True)
-class Announce:
-    """Tell the listener that the member is about to join while it keeps partitions; then call `on_announced`."""
-
-
-@dataclass(frozen=True, slots=True)
 class Gather:
     """Look up the partition counts of these topics for the leader; then call `on_gathered` or `on_failure`."""
 
@@ -84,7 +79,7 @@ class Leave:
     member_id: str
 
 
-Step = Wait | Revoke | Lose | Announce | Join | Gather | Sync | Complete | Leave
+Step = Wait | Revoke | Lose | Join | Gather | Sync | Complete | Leave
 
 
 @dataclass(slots=True)
@@ -103,9 +98,7 @@ class ConsumerMembershipManager(Member):
     _counts: Mapping[str, int] | None = None
     _watches: bool = False
     _back: frozenset[TopicPartition] = frozenset()
-    """The partitions that are being revoked while PREPARING; empty if the rebalance is being announced."""
-    _is_announced: bool = False
-    """Whether the listener knows of the rebalance for which the member joins next."""
+    """The partitions that are being revoked while PREPARING."""
     identity: tuple[int, str] = (NO_GENERATION, "")
     """The generation and member id under which `owned` was assigned, or under which a cooperative member keeps it.
     They stay after a loss until the next assignment, so that the group rejects the commits made under them."""
@@ -190,7 +183,7 @@ class ConsumerMembershipManager(Member):
                 self._change_state(MemberState.UNJOINED)
                 return self._lose_if_forgotten()
             case MemberState.PREPARING:
-                return self.leave_if_idle(idle_ms) or (Revoke(self._back) if self._back else Announce())
+                return self.leave_if_idle(idle_ms) or Revoke(self._back)
             case MemberState.COMPLETING:
                 return self.leave_if_idle(idle_ms) or self._complete_rebalance()
         return self._next_step_between_rebalances(now_ms, idle_ms)
@@ -236,13 +229,11 @@ class ConsumerMembershipManager(Member):
             back = frozenset(tp for tp in self.owned if tp.topic not in self.topics)
         else:
             back = self.owned
-        # Only a cooperative member still owns partitions when it joins.
-        if back or (self.owned and not self._is_announced):
+        if back:
             self._change_state(MemberState.PREPARING)
             self._back = back
-            return Revoke(back) if back else Announce()
+            return Revoke(back)
         self._change_state(MemberState.JOINING)
-        self._is_announced = False
         self._rejoin = False
         self._joined_topics = self.topics
         return Join(self.member_id, ((self.assignor.name, self._encode_subscription()),), self._reason)
@@ -293,12 +284,6 @@ class ConsumerMembershipManager(Member):
             self._change_state(MemberState.UNJOINED)
         elif self.state is MemberState.COMPLETING:
             self.rejoin("gave partitions back")
-
-    def on_announced(self) -> None:
-        """Note that the listener knows of the rebalance."""
-        if self.state is MemberState.PREPARING:
-            self._is_announced = True
-            self._change_state(MemberState.UNJOINED)
 
     def on_completed(self) -> None:
         """Note that the listener has handled the assignment."""

@@ -2,8 +2,8 @@
 
 As in the Java consumer, the listener is called only inside `poll`, `close`, and the wait of an `async for` for its next
 record. By then all records that were handed out count as processed (`ConsumedPositions`). Only a `close` after an
-iteration or an exception leaves out the last ones. `on_rebalance_started` is called at any time. The invoker also
-commits around a revocation, unless `commit_strategy` is `none`, and forgets the positions of partitions that are gone.
+iteration or an exception leaves out the last ones. The invoker also commits around a revocation, unless
+`commit_strategy` is `none`, and forgets the positions of partitions that are gone.
 """
 
 from __future__ import annotations
@@ -33,25 +33,16 @@ NOT_OWNED = "this member does not own the partitions any more"
 class RebalanceListener:
     """Base class whose methods do nothing; override those you need.
 
-    The methods are called only inside `poll`, `close`, and the wait of an `async for` for its next record;
-    `on_rebalance_started` may be called at any time. Heartbeats continue meanwhile. Each method has
-    `listener_timeout_ms`, but not more than `max_poll_interval_ms`. In a `close` with `timeout_ms`, that is the only
-    limit. If a method raises or runs out of time, the call that it ran in, or the next one, raises the exception or
-    KafkaTimeout.
+    The methods are called only inside `poll`, `close`, and the wait of an `async for` for its next record. Heartbeats
+    continue meanwhile. Each method has `listener_timeout_ms`, but not more than `max_poll_interval_ms`. In a `close`
+    with `timeout_ms`, that is the only limit. If a method raises or runs out of time, the call that it ran in raises
+    the exception or KafkaTimeout.
 
     A method cannot poll, iterate or close. Its `commit()` covers what was handed out of partitions that the member
     still owns. In a `close`, it leaves out the records that may be unprocessed (`Consumer.close`).
 
     Source of the semantics: Java's ConsumerRebalanceListener.
     """
-
-    async def on_rebalance_started(self) -> None:
-        """Called before a cooperative member joins the group again and keeps partitions. The join waits for the return.
-
-        After the join the group may begin a new generation, and it then rejects transactions that commit under the old
-        one. The rebalance ends with `on_partitions_assigned` or `on_partitions_lost`. Until then, this method may be
-        called again.
-        """
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """Called after a rebalance with the partitions that are newly owned. A seek is possible here.
@@ -117,12 +108,6 @@ class RebalanceListenerInvoker:
         reason = self._coordinator.gone_because or self._why_gone
         named = ", ".join(f"{tp} offset {offset}" for tp, offset in sorted(offsets.items()))
         return CommitFailed(f"{self._describe_member()}: not committed: {named}: {reason}")
-
-    async def on_started(self) -> None:
-        """Call the listener before a member joins that keeps partitions."""
-        if self.listener is not None:
-            call = self.listener.on_rebalance_started()
-            await self._call_listener(call, "on_rebalance_started", self._listener_limit_ms)
 
     async def on_revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         """Handle partitions that are revoked or lost: call the listener, and forget the partitions' state."""

@@ -1,7 +1,7 @@
 """A member of any kind of group, by Kafka's classic protocol: its states, its steps, and how it handles every response.
 
-UNJOINED --partitions to revoke, or a join to announce--> PREPARING --listener called--> UNJOINED
-UNJOINED --nothing to prepare--> JOINING --generation--> SYNCING --assignment--> COMPLETING
+UNJOINED --partitions to revoke--> PREPARING --revoked--> UNJOINED
+UNJOINED --nothing to revoke--> JOINING --generation--> SYNCING --assignment--> COMPLETING
 COMPLETING --listener called--> STABLE --rebalance due--> UNJOINED
 JOINING, SYNCING --retriable error--> UNJOINED
 PREPARING, COMPLETING --removed from the group--> UNJOINED

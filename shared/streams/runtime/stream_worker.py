@@ -123,7 +123,6 @@ class StreamWorker(RebalanceListener):
         self._failures: dict[int, int] = {}
         self._fenced = False
         self._revoked_in = NO_GENERATION
-        self._is_rebalancing = False
         self._time = TurnTime(clock)
         self._lock = asyncio.Lock()
         self._commit_due_ms = clock.monotonic_ms() + settings.commit_interval_ms
@@ -325,13 +324,6 @@ class StreamWorker(RebalanceListener):
         self._consumer = _create_group_member(self._kafka, self._settings, self._registry, self._assignor)
         await self._join_group()
 
-    async def on_rebalance_started(self) -> None:
-        """Wait for the commit in progress, and begin none until the assignment; tasks that are kept continue."""
-        # As TaskManager.handleRebalanceStart. The next generation may begin while a commit waits for its records to be
-        # acknowledged. The commit's offsets would then be rejected, and its tasks restored.
-        self._is_rebalancing = True
-        await self._commits.wait_in_progress()
-
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """Resume suspended tasks whose partitions are assigned again, close the others, and restore the new ones.
 
@@ -342,7 +334,6 @@ class StreamWorker(RebalanceListener):
         if self._leaving:
             return
         async with self._lock:
-            self._is_rebalancing = False
             await self._handle_ended_commits(await self._commits.settle())
             assigned = {at.partition for at in partitions}
             # Difference 0: a cooperative member revokes and is assigned in one generation. 1: an eager member joins the
@@ -414,7 +405,6 @@ class StreamWorker(RebalanceListener):
             return
         async with self._lock:
             self._is_assigned = False
-            self._is_rebalancing = False
             log.warning("partitions lost", partitions=sorted(at.partition for at in partitions))
             # No reader counts commits that a new owner has overtaken. If they were sent, the group would seem ahead.
             self._consumer.forget_commits()
@@ -503,10 +493,7 @@ class StreamWorker(RebalanceListener):
     # --- committing ---
 
     async def _begin_commit(self) -> None:
-        """Wait for the previous commit to end, then begin to commit in the background of the next turns.
-
-        During a rebalance none begins.
-        """
+        """Wait for the previous commit to end, then begin to commit in the background of the next turns."""
         async with self._lock:
             await self._handle_ended_commits(await self._commits.settle())
             now_ms = self._clock.monotonic_ms()
@@ -515,8 +502,7 @@ class StreamWorker(RebalanceListener):
                 if not running.task.needs_commit and now_ms - running.begun_ms >= QUIET_MS:
                     self._failures.pop(partition, None)
             self._commit_due_ms = now_ms + self._settings.commit_interval_ms
-            if not self._is_rebalancing:
-                self._commits.begin(list(self._owned.values()), self._consumer)
+            self._commits.begin(list(self._owned.values()), self._consumer)
 
     async def _handle_ended_commits(self, ended: EndedCommits) -> None:
         for owned, commit in ended.held:

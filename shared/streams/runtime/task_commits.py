@@ -89,11 +89,6 @@ class TaskCommits:
         else:
             await asyncio.wait({self._in_progress}, timeout=COMMIT_YIELD_MS / 1000)
 
-    async def wait_in_progress(self) -> None:
-        """Wait for the commit in progress, if any; `settle` still returns its outcome."""
-        if self._in_progress is not None:
-            await asyncio.wait({self._in_progress})
-
     async def settle(self) -> EndedCommits:
         """Wait for the commit in progress, if any, and return its outcome."""
         if self._in_progress is None:

@@ -370,28 +370,6 @@ async def test_a_commit_does_not_wait_for_a_rebalance(cluster: FakeCluster) -> N
     assert {tp: committed.offset for tp, committed in cluster.committed("g").items()} == dict.fromkeys(T, 1)
 
 
-async def test_a_cooperative_join_waits_for_the_listener_without_a_poll(cluster: FakeCluster) -> None:
-    """`on_rebalance_started` is called at once, and the member joins after it has returned."""
-    gate = asyncio.Event()
-    started = asyncio.Event()
-
-    class Starts(RebalanceListener):
-        async def on_rebalance_started(self) -> None:
-            started.set()
-            await gate.wait()
-
-    async with member(cluster, ["t"], Starts(), partition_assignment_strategy="cooperative-sticky") as consumer:
-        await poll_until(lambda: consumer.assignment() == ALL, consumer)
-        seen = spy(cluster)
-        consumer.enforce_rebalance()
-        await started.wait()
-        await fill(cluster, 1)
-        await poll_until(lambda: count(seen, Api.HEARTBEAT) > 2, consumer)
-        assert count(seen, Api.JOIN_GROUP) == 0
-        gate.set()
-        await poll_until(lambda: consumer.group_metadata().generation_id == 2, consumer)
-
-
 async def test_an_eager_rebalance_revokes_everything(cluster: FakeCluster) -> None:
     """An enforced rebalance revokes and assigns all partitions, in the next generation."""
     heard = Heard()

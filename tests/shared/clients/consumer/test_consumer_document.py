@@ -61,7 +61,6 @@ def test_names_in_the_document_exist() -> None:
         "on_consume",
         "on_partitions_lost",
         "on_partitions_revoked",
-        "on_rebalance_started",
         "not_retriable",
         "penstock_consumer_offsets_skipped_total",
     }

@@ -6,7 +6,6 @@ import pytest
 
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assigned, RangeAssignor
 from penstock.shared.clients.consumer.membership_manager import (
-    Announce,
     Complete,
     ConsumerMembershipManager,
     Gather,
@@ -63,11 +62,6 @@ class Member:
         self.now = 1_000
 
     def step(self, idle_ms: float = 0) -> Step:
-        """Return the next step that is not Announce."""
-        step = self.manager.next_step(self.now, idle_ms)
-        if step != Announce():
-            return step
-        self.manager.on_announced()
         return self.manager.next_step(self.now, idle_ms)
 
     def join(self, generation: int = 1, leader: str = "other", **more: object) -> None:
@@ -248,28 +242,6 @@ def test_cooperative_revokes_after_the_assignment() -> None:
     assert member.complete() == Complete(frozenset({A1, A2}), frozenset({A2}))
     subscription = sent(member.step())
     assert (subscription.owned, subscription.generation) == ((A1, A2), 4)
-
-
-def test_cooperative_announces_each_join_while_it_keeps_partitions() -> None:
-    """The listener's call before the join may take longer than the session, and has no effect on a lost membership."""
-    member = Member(COOPERATIVE)
-    assert isinstance(member.manager.next_step(0, 0), Join), "it keeps nothing"
-    member = Member(COOPERATIVE).stable(A0)
-    for generation in (2, 3):
-        member.beat(REBALANCING)
-        assert member.manager.next_step(member.now, 0) == Announce()
-        assert member.manager.next_step(member.now, 0) == Announce(), "the call has not returned"
-        assert member.manager.heartbeat_wait_ms(member.now) is not None
-        member.manager.on_announced()
-        member.stable(A0, generation=generation)
-    member.manager.rejoin("requested")
-    assert member.manager.next_step(member.now, 300_000) == Leave("m")
-    member = Member(COOPERATIVE).stable(A0)
-    member.manager.rejoin("requested")
-    assert member.manager.next_step(member.now, 0) == Announce()
-    member.beat(UNKNOWN_MEMBER)
-    member.manager.on_announced()
-    assert member.step() == Lose(frozenset({A0}))
 
 
 def test_cooperative_without_a_change_does_not_join_again() -> None:

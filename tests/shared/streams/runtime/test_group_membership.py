@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 
 import pytest
-from structlog.testing import capture_logs
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.errors import InconsistentGroupProtocol
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
-from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Request
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 from tests.integration.test_stream_worker import Chain, chain_of, running, topology, until, wait_or_raise
 from tests.integration.test_stream_worker_losses import run_until_error
 
@@ -81,43 +80,6 @@ async def _has_offsets(chain: Chain, admin: Admin) -> bool:
 
 async def _has_tasks(worker: StreamWorker) -> bool:
     return bool(worker.tasks())
-
-
-async def test_a_cooperative_rebalance_waits_for_the_commit_in_progress() -> None:
-    """An instance that joins makes no commit of another one fail, and the tasks that stay there are not restored."""
-    written = asyncio.Event()
-    gate = asyncio.Event()
-
-    async def hold(request: Request) -> None:
-        if f"{TOPIC}-changelog" in {at.topic for at in request.partitions()}:
-            written.set()
-            await gate.wait()
-
-    async def is_shared() -> bool:
-        return all(
-            [owned.task is not None for owned in worker.tasks().values()] == [True] * 2 for worker in (first, second)
-        )
-
-    async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC, 4) as chain:
-        first, second = (chain.worker(partition_assignment_strategy="cooperative-sticky") for _ in range(2))
-        async with running(first):
-            await chain.send(40)
-            await chain.wait_processed(first)
-            cluster.control(Api.PRODUCE, hold)
-            await chain.send(40)
-            await written.wait()
-            with capture_logs() as logged:
-                async with running(second):
-                    await until(lambda: _rebalances(first))
-                    gate.set()
-                    await until(is_shared)
-                    await chain.wait_processed(first, second)
-                    assert [owned.task and owned.task.epoch for owned in first.tasks().values()] == [1, 1]
-    assert "task failed: restoring it" not in [one["event"] for one in logged]
-
-
-async def _rebalances(worker: StreamWorker) -> bool:
-    return worker.consumer.rebalance_ms() > 0
 
 
 Partitions = frozenset[TopicPartition]
