@@ -1,4 +1,4 @@
-"""Checks that the names of stores and aggregations can be column names in the lake's tables.
+"""Checks that the names of stores and aggregations can be columns of the lake's tables, and stores also folders.
 
 The table `state` has a column for each store, the tables `closed/<store>` and `late/<store>` one for each aggregation.
 These names must differ from the tables' other columns. Delta ignores case in names, and rejects blanks and some
@@ -20,14 +20,19 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
 from penstock.shared.streams.changelog.store_schema import StoreSchema
 
-_PUNCTUATION = ', ; { } ( ) [ ] < > = / \\ | % # ? * : ^ ` "'
-_FORBIDDEN = frozenset("\n\t" + _PUNCTUATION)
+_FORBIDDEN = frozenset(" ,;{}()\n\t=/\\")
+_FORBIDDEN_IN_PATHS = '| [ ] < > % # ? * : ^ ` "'
 
 
 def require_lake_names(stores: Sequence[StoreSchema]) -> None:
-    """Raise ConfigError if the lake's tables cannot have columns named after these stores and their aggregations."""
+    """Raise ConfigError if the lake cannot have columns named after these stores and aggregations, or a folder."""
     require_names_in_lake_table("store", [store.name for store in stores], STATE_COLUMNS, "state")
     for store in stores:
+        if set(store.name) & set(_FORBIDDEN_IN_PATHS):
+            raise ConfigError(
+                f"store {store.name!r}: the lake has a folder of this name, which must not have any of "
+                f"{_FORBIDDEN_IN_PATHS} in it: rename it"
+            )
         names = [aggregation.name for aggregation in store.aggregations]
         owner = f"store {store.name!r}: aggregation"
         require_names_in_lake_table(owner, names, CLOSED_COLUMNS, f"closed/{store.name}")
@@ -42,7 +47,7 @@ def require_names_in_lake_table(owner: str, names: Iterable[str], own: Iterable[
         if not name or _FORBIDDEN & set(name):
             raise ConfigError(
                 f"{owner} {name!r}: the lake's table {table} has a column of this name, which must not be empty or "
-                f"have blanks or any of {_PUNCTUATION} in it: rename it"
+                "have blanks or any of , ; { } ( ) = / \\ in it: rename it"
             )
         if (reserved_name := reserved.get(name.lower())) is not None:
             raise ConfigError(

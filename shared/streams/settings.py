@@ -118,7 +118,7 @@ class StreamsSettings(Section, TaskSettings):
     )
     partition_assignment_strategy: Literal["range", "cooperative-sticky"] = Field(
         default="range",
-        description="cooperative-sticky: tasks that are kept continue during a rebalance; for one source topic",
+        description="cooperative-sticky: tasks that are kept process records during a rebalance; for one source topic",
     )
     session_timeout_ms: PositiveMs = Field(
         default=45_000, description="the group removes an instance without heartbeats after this"

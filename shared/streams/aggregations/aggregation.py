@@ -156,9 +156,9 @@ class OfField(Aggregation[State]):
         bound.__dict__.update(self.__dict__)
         if value_type in (dict, Any, None):
             return bound
-        if typing.get_origin(value_type) is dict:
+        if typing.get_origin(value_type) is dict and typing.get_args(value_type)[:1] == (str,):
             # A declared type of the values may have converted the JSON.
-            bound.verbatim = typing.get_args(value_type)[1] is Any
+            bound.verbatim = typing.get_args(value_type)[1:] == (Any,)
             return bound
         try:
             hints = typing.get_type_hints(value_type)

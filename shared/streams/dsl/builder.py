@@ -306,6 +306,7 @@ class StreamsBuilder:
         require_name("add_store: name", name)
         if name is None:
             raise ConfigError("add_store: a store needs a name")
+        # Raises ConfigError for a class that cannot be decoded.
         value_deserializer(value)
         self._add_table_store(name, value, key, "")
         return name
@@ -758,7 +759,9 @@ class Stream(Generic[K, V]):
         if isinstance(own_supplier, type):
             require_plain_methods(f"{kind}: {own_supplier.__name__}", own_supplier, PROCESSOR_METHODS)
         # As ApiUtils.checkSupplier of Kafka Streams: tasks that share a processor would write to one task's stores.
-        elif own_supplier() is own_supplier():
+        elif (made := own_supplier()) is None:
+            raise ConfigError(f"{kind}: supplier returned None, not a processor")
+        elif own_supplier() is made:
             raise ConfigError(f"{kind}: supplier returned the same object twice; each task needs its own processor")
         own = self._builder._topology
         tables = tuple(store for store in stores if store in own.global_tables)

@@ -47,7 +47,8 @@ def without_deserializer(value: Any) -> Any:
 def value_deserializer(value: Any) -> Deserializer:
     """Return the deserializer for a type, or `value` itself if it is a deserializer.
 
-    Raises ConfigError if it is neither, or a class that msgspec cannot decode, such as a pydantic model.
+    Raises ConfigError if it is neither, or a class that msgspec cannot decode, such as a pydantic model. Such a class
+    within another type, as in `list[Model]`, is not found here: each record then becomes a dead letter.
     """
     if value is dict:
         return json_deserializer

@@ -207,8 +207,8 @@ class StreamWorker(RebalanceListener):
             if not wait_ms:
                 await self._commits.yield_to_commit()
             batches = await self._consumer.poll(wait_ms, self._settings.max_poll_records)
-            # Without an await since the poll: the consumer's position is past the records, so a cancellation would lose
-            # them. Rebalances happen inside the poll, and the poll returns records only after its listener has
+            # Add them before the next await: the consumer's position is past the records, so a cancellation there would
+            # lose them. Rebalances happen inside the poll, and the poll returns records only after its listener has
             # returned. Partitions in restore are paused. So all records belong to the tasks that run now.
             running = self._tasks.running()
             for at, columns in batches.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import typing
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime
@@ -331,6 +332,13 @@ def test_bind_marks_fields_that_json_has_verbatim(
 ) -> None:
     """A field that has another name in JSON, a default, or another type is not verbatim."""
     assert aggregation.bind(value_type).verbatim is verbatim
+
+
+@pytest.mark.parametrize("value_type", [dict[int, Any], typing.Dict])  # noqa: UP006
+def test_a_dict_without_text_keys_has_no_fields(value_type: Any) -> None:
+    """JSON has only text as keys."""
+    with pytest.raises(ConfigError, match="typed fields"):
+        Sum("ms").bind(value_type)
 
 
 def test_bind_rejects_a_type_without_fields() -> None:

@@ -60,6 +60,7 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("branch: predicate must be", lambda: clicks().branch(0)),  # type: ignore[arg-type]
     ("branch: at least one predicate", lambda: clicks().branch()),
     ("process: supplier", lambda: clicks().process(3)),  # type: ignore[arg-type]
+    ("process: supplier returned None", lambda: clicks().process(lambda: None)),  # type: ignore[arg-type,return-value]
     ("process: supplier .* the same", lambda: clicks().process(functools.cache(Processor))),
     ("process_values: supplier .* the same", lambda: clicks().process_values(functools.cache(Processor))),
     ("join: joiner must be", lambda: clicks().join(clicks(), 3, JoinWindows.of(5))),  # type: ignore[arg-type]
