@@ -87,6 +87,13 @@ class WorkerCoordinator:
             step = self.member.next_step(self._clock.monotonic_ms())
             await self._requests.execute(step, self._execute_step(step))
 
+    async def step_out(self) -> None:
+        """Stop all work and leave the group. `ensure_active` joins again."""
+        held = self.member.held
+        await self._rebalances.on_revoked(held, lost=False)
+        self.member.on_given_up(held)
+        await self._requests.leave(self.member.leave())
+
     async def close(self) -> None:
         """Leave the group. The caller must have stopped the worker's work before."""
         beside = [*self._beside, *([self._losing] if self._losing else [])]

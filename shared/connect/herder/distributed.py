@@ -130,6 +130,10 @@ class DistributedHerder(BaseHerder):
         )
         self._resolved = False
         """Whether the work of the current assignment was started."""
+        self._unread_since_ms: int | None = None
+        """When this worker first had an assignment whose configs it has not read yet."""
+        self._must_read_to_join = False
+        """Whether this worker has left the group because it could not read the configs."""
         self._rejoin_at_ms: int | None = None
         self.rebalances = 0
         self._rebalance_ended_ms: int | None = None
@@ -223,6 +227,10 @@ class DistributedHerder(BaseHerder):
     async def _join_group(self) -> None:
         if not self.member.needs_to_join:
             return
+        if self._must_read_to_join:
+            await self._stores.configs.refresh(self._config["worker.sync.timeout.ms"])
+            self._must_read_to_join = False
+            self.member.config_offset = self.snapshot().offset
         began_ms = self._clock.monotonic_ms()
         await self._coordinator.ensure_active()
         ended_ms = self._clock.monotonic_ms()
@@ -277,9 +285,20 @@ class DistributedHerder(BaseHerder):
         if self._resolved or assignment is None:
             return True
         # 1. Read the configs up to the assignment's offset. If that takes too long, KafkaTimeout is raised and the turn
-        #    is retried. Meanwhile the work that runs goes on, and the worker stays in the group.
+        #    is retried. Meanwhile the work that runs goes on. After the rebalance timeout the worker leaves the group
+        #    until it has read the configs, so that others get its work.
         if self.snapshot().offset < assignment.config_offset:
+            now_ms = self._clock.monotonic_ms()
+            if self._unread_since_ms is None:
+                self._unread_since_ms = now_ms
+            elif now_ms - self._unread_since_ms >= self._config["rebalance.timeout.ms"]:
+                log.warning("left the group: the config topic could not be read in time")
+                await self._coordinator.step_out()
+                self._unread_since_ms = None
+                self._must_read_to_join = True
+                return False
             await self._stores.configs.refresh(self._config["worker.sync.timeout.ms"])
+        self._unread_since_ms = None
         self.member.config_offset = self.snapshot().offset
         # 2. Claim the config topic before any write of a leader.
         await self._lead_or_follow()

@@ -36,7 +36,8 @@ def distributed_config() -> ConfigDef:
         .define("session.timeout.ms", Type.INT, 10_000, HIGH,
                 "Time without a heartbeat after which the coordinator removes a worker from the group.", at_least(1))
         .define("rebalance.timeout.ms", Type.INT, 60_000, HIGH,
-                "Maximum time for each worker to join the group once a rebalance has begun.", at_least(1))
+                "Maximum time for each worker to join the group once a rebalance has begun. After the same time, a "
+                "worker that cannot read the configs of its assignment leaves the group.", at_least(1))
         .define("heartbeat.interval.ms", Type.INT, 3_000, HIGH,
                 "Interval between heartbeats to the group coordinator.", at_least(1))
         .define("connect.protocol", Type.STRING, "sessioned", LOW,
@@ -48,7 +49,7 @@ def distributed_config() -> ConfigDef:
         .define("worker.sync.timeout.ms", Type.INT, 3_000, MEDIUM,
                 "Maximum time for a worker to read the configs of its assignment, before it retries.", at_least(1))
         .define("worker.unsync.backoff.ms", Type.INT, 300_000, MEDIUM,
-                "Accepted for compatibility: a worker that cannot read the configs stays in the group.")
+                "Accepted for compatibility: a worker that left the group joins again once it has read the configs.")
         .define("inter.worker.key.generation.algorithm", Type.STRING, "HmacSHA256", LOW,
                 "Algorithm of the session key.", one_of(*HASHES))
         .define("inter.worker.key.size", Type.INT, None, LOW,

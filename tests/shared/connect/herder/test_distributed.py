@@ -513,46 +513,48 @@ async def test_a_worker_that_was_removed_before_it_started_its_work_joins_again(
         await until(lambda: states(leader) == ["RUNNING"] * 3)
 
 
-async def test_a_worker_that_cannot_read_new_configs_keeps_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a worker cannot read the configs of its new assignment in time, its running work goes on. The new work starts
-    once the configs can be read."""
+@pytest.mark.parametrize("protocol", ["eager", "sessioned"])
+async def test_a_worker_that_cannot_read_new_configs_leaves_the_group(
+    monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """A worker that cannot read the configs of its new assignment keeps its running work until the rebalance timeout
+    is over. Then other workers run its work, until the worker has read the configs."""
     monkeypatch.setattr(distributed, "RETRY_MS", 10)
-    short = {"worker_sync_timeout_ms": "20"}
-    readable, timeouts = asyncio.Event(), 0
+    readable, timeouts = False, 0
     async with (
         FakeCluster() as cluster,
-        running_herder(cluster, "a:1", **short) as first,
-        running_herder(cluster, "b:1", **short) as second,
+        running_herder(cluster, "a:1", connect_protocol=protocol) as first,
+        running_herder(cluster, "b:1", connect_protocol=protocol) as second,
     ):
         await until(lambda: first.member.is_leader != second.member.is_leader)
         leader, other = (first, second) if first.member.is_leader else (second, first)
         await leader.put_connector("c", config(), replace=False)
         await until(lambda: len(leader.worker.task_ids()) == len(other.worker.task_ids()) == 1)
-        kept, configs = other.worker.task_ids(), cast(Any, other._stores.configs)
-        poll_topic, refresh = configs._log._poll_topic, configs.refresh
+        kept, old, configs = other.worker.task_ids(), other.snapshot(), cast(Any, other._stores.configs)
+        snapshot, refresh = configs.snapshot, configs.refresh
 
-        async def poll_readable_topic(consumer: Any) -> None:
-            await readable.wait()
-            await poll_topic(consumer)
-
-        async def refresh_counted(timeout_ms: int) -> None:
+        async def refresh_if_readable(timeout_ms: int) -> None:
             nonlocal timeouts
-            try:
-                await refresh(timeout_ms)
-            except KafkaTimeout:
+            if not readable:
                 timeouts += 1
-                raise
+                raise KafkaTimeout("not read")
+            await refresh(timeout_ms)
 
-        monkeypatch.setattr(configs._log, "_poll_topic", poll_readable_topic)
-        monkeypatch.setattr(configs, "refresh", refresh_counted)
-        # Ends the poll that runs.
-        await leader.set_cluster_level("x", "INFO")
-        await until(lambda: other.snapshot().offset == leader.snapshot().offset)
+        monkeypatch.setattr(configs, "snapshot", lambda: snapshot() if readable else old)
+        monkeypatch.setattr(configs, "refresh", refresh_if_readable)
         await leader.put_connector("d", config("d"), replace=False)
         await until(lambda: timeouts > 2)
-        assert other.worker.task_ids() == kept
-        readable.set()
+        # The protocol `eager` stops all work before each rebalance.
+        assert other.worker.task_ids() == (set() if protocol == "eager" else kept)
+        other._unread_since_ms = cast(int, other._unread_since_ms) - other._config["rebalance.timeout.ms"]
+        await until(lambda: len(leader.worker.task_ids()) == 4)
+        timeouts = 0
+        await until(lambda: timeouts > 2)
+        assert not other.worker.task_ids()
+        assert len(leader.worker.task_ids()) == 4
+        readable = True
         await until(lambda: len(leader.worker.task_ids()) == len(other.worker.task_ids()) == 2)
+        assert not leader.worker.task_ids() & other.worker.task_ids()
 
 
 async def test_a_slow_patch_blocks_nothing() -> None:
