@@ -90,7 +90,7 @@ class Connector(ABC):
     def task_configs(self, max_tasks: int) -> Awaitable[list[dict[str, str]]] | list[dict[str, str]]:
         """Return a configuration for each task, at most `max_tasks` of them.
 
-        Tasks get numbers and booleans as texts, and no settings that are None.
+        Tasks get values that are not texts in their JSON form, and no settings that are None.
 
         If it raises an error, a distributed worker calls it again after a backoff, and a standalone worker fails the
         connector.

@@ -87,6 +87,26 @@ def properties_from_json(body: Any, subject: str) -> dict[str, str]:
     return found
 
 
+def properties_from_values(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return values as properties, as the config topic and tasks have them. A value that is not a text gets its JSON
+    form. None values are left out.
+
+    Raises BadRequest, which names the property, if a value has no JSON form.
+
+    >>> properties_from_values({"shard": 1, "tables": ["a", "b"], "key": b"x", "nothing": None})
+    {'shard': '1', 'tables': '["a","b"]', 'key': 'eA=='}
+    """
+    found = {}
+    for name, value in values.items():
+        try:
+            plain = value if isinstance(value, str) else msgspec.to_builtins(value)
+        except TypeError as e:
+            raise BadRequest(f"{name}: {e}") from None
+        if plain is not None:
+            found[str(name)] = plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
+    return found
+
+
 def with_prefix(props: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the properties that begin with a prefix, without the prefix.
 

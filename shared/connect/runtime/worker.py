@@ -17,7 +17,7 @@ from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from penstock.shared.connect.config_provider import ConfigTransformer, unresolved
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, TooManyTasks, summary_of, trace_of
-from penstock.shared.connect.properties import properties_from_json
+from penstock.shared.connect.properties import properties_from_values
 from penstock.shared.connect.redaction import Mask
 from penstock.shared.connect.runtime.config_validation import ConfigInfos, validate_connector
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
@@ -218,9 +218,8 @@ class Worker:
         """Return a connector's task configurations, with unresolved variables (`${…}`).
 
         Raises ConnectorNotFound if the connector is not on this worker. Raises TooManyTasks if there are more than
-        `tasks.max`, unless `tasks.max.enforce` is false. Raises BadRequest if a value is not a text, number, boolean or
-        None. An error of the connector is raised as it is, or as ConnectorNotFound if the connector was stopped
-        meanwhile.
+        `tasks.max`, unless `tasks.max.enforce` is false. Raises BadRequest if a value has no JSON form. An error of the
+        connector is raised as it is, or as ConnectorNotFound if the connector was stopped meanwhile.
         """
         connector = self._connectors.get(name)
         if connector is None:
@@ -238,8 +237,8 @@ class Worker:
         added = {"task.class": class_name(plugin.task_class)}
         if issubclass(plugin, SinkConnector):
             added |= {key: props[key] for key in ("topics", "topics.regex") if key in props}
-        # As the config topic would store them, so that both kinds of workers start tasks with the same configurations.
-        texts = [properties_from_json(dict(task), "task configuration") for task in made]
+        # As the config topic stores them, so that both kinds of workers start tasks with the same configurations.
+        texts = [properties_from_values(dict(task)) for task in made]
         return [unresolved({**task, **added}, config, props) for task in texts]
 
     async def start_task(self, spec: TaskSpec, target: TargetState, listener: StatusListener) -> bool:

@@ -27,6 +27,7 @@ import msgspec
 
 from penstock.shared.common.errors import SerializationError
 from penstock.shared.common.serialization import json_deserializer
+from penstock.shared.connect.properties import properties_from_values
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 
 Config = Mapping[str, str]
@@ -244,11 +245,7 @@ def _decode_config_properties(fields: Mapping[str, Any]) -> Config:
     properties = fields["properties"]
     if not isinstance(properties, Mapping):
         raise TypeError("properties is not an object")
-    return {
-        str(name): value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        for name, value in properties.items()
-        if value is not None
-    }
+    return properties_from_values(properties)
 
 
 def _number_of_tasks(value: object) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 import structlog
@@ -48,7 +49,7 @@ async def test_task_configs_keep_a_variable_whose_value_has_changed(tmp_path: Pa
 
 async def test_values_of_task_configs_become_texts() -> None:
     """Tasks get texts, whatever the connector returns. A value without a JSON form is an error with its name."""
-    made: dict[str, Any] = {"shard": 1, "is_last": True, "filter": None}
+    made: dict[str, Any] = {"shard": 1, "is_last": True, "filter": None, "tables": ["a", "b"], "id": UUID(int=5)}
 
     class Sharded(FileStreamSinkConnector):
         async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
@@ -59,9 +60,10 @@ async def test_values_of_task_configs_become_texts() -> None:
         config = {**SINK, "connector.class": "Sharded"}
         await run.worker.start_connector("s", config, TargetState.STARTED, run.listener)
         (task,) = await run.worker.connector_task_configs("s", config)
-        assert {name: task[name] for name in made if name in task} == {"shard": "1", "is_last": "true"}
+        expected = {"shard": "1", "is_last": "true", "tables": '["a","b"]', "id": str(UUID(int=5))}
+        assert {name: task[name] for name in made if name in task} == expected
         made["filter"] = Path("x")
-        with pytest.raises(BadRequest, match="'filter'"):
+        with pytest.raises(BadRequest, match="filter"):
             await run.worker.connector_task_configs("s", config)
 
 
