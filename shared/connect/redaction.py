@@ -32,8 +32,11 @@ SECRET_WORDS = (
     *("password", "secret", "token", "jaas.config", "credential", "api.key", "basic.auth.user.info"),
     *("ssl.keystore.key", "http.headers", "authorization"),
     *("account_key", "account.key", "access_key", "access.key", "sas_key", "connection_string"),
+    *("master_key", "master.key", "sse_customer_key", "sse.customer.key"),
 )
 """A setting that the connector does not define is secret if its name contains one of these."""
+IDENTIFIERS = re.compile(r"access[_.]key[_.]id$")
+"""The end of a name whose setting is not secret, unless the rest of the name contains a secret word."""
 PLUGINS_MAX = 1_000
 """How many plugins' types of settings are cached."""
 VARIABLE = re.compile(r"\$\{([^}:]+):(?:([^}]*):)?([^}:]*)\}")
@@ -67,7 +70,8 @@ def unmasked(text: str, name: str = "") -> str:
 
 def is_secret_name(name: str) -> bool:
     """Return whether a setting is secret, judged by its name alone."""
-    return any(word in name.lower() for word in SECRET_WORDS)
+    rest = IDENTIFIERS.sub("", name.lower())
+    return any(word in rest for word in SECRET_WORDS)
 
 
 def hidden(name: str, value: Any) -> Any:

@@ -261,11 +261,13 @@ def test_passwords_of_urls_are_hidden() -> None:
     [
         *("AWS_SECRET_ACCESS_KEY", "azure_storage_account_key", "account_key", "azure_storage_sas_key"),
         *("google_service_account_key", "connection_string"),
+        *("azure_storage_master_key", "master_key", "AWS_SSE_CUSTOMER_KEY_BASE64"),
     ],
 )
 def test_keys_of_object_stores_are_hidden(name: str) -> None:
     """The sinks to object stores do not define these settings: their names suggest a secret."""
-    config = {f"storage.{name}": "s3cret", "storage.azure_storage_account_name": "shop"}
+    shown = {"storage.azure_storage_account_name": "shop", "storage.AWS_ACCESS_KEY_ID": "AKIA1"}
+    config = {f"storage.{name}": "s3cret", **shown}
     assert redacted(config, DeltaSinkConnector) == {**config, f"storage.{name}": "[hidden]"}
 
 
