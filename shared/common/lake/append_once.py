@@ -6,9 +6,9 @@ over, and the append changes nothing.
 
 A column keeps its first type. A number, also within a struct, list or map, is converted to the column's number type if
 its value stays the same. Nulls, empty lists and empty structs have no type of their own: they get the column's, and are
-left out if there is no such column. A time of day becomes a string, since Delta has no type for it. The unit and time
-zone of a timestamp are left to Delta. Any other difference in type is an error: Delta's own cast would, for example,
-truncate 1.5 to 1.
+left out if there is no such column. A struct also has the fields of the column that it lacks: they are null. A time of
+day becomes a string, since Delta has no type for it. The unit and time zone of a timestamp are left to Delta. Any other
+difference in type is an error: Delta's own cast would, for example, truncate 1.5 to 1.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _require_same_numbers(before: Any, after: Any, where: str) -> None:
 
 def _known_type(kind: Any, kept: Any) -> Any:
     """Return the type `kind`, with the types of `kept` for numbers, for nulls, and for the contents of empty lists and
-    structs. A time of day has the type of a string.
+    structs. A time of day has the type of a string. A struct also has the fields of `kept` that it lacks.
 
     `kept` is the type in the table, or None if the table lacks the column. Nulls without a type in `kept` are left out.
     Returns None if nothing is left.
@@ -227,8 +227,7 @@ def _known_type(kind: Any, kept: Any) -> Any:
         others = {field.name: field.type for field in kept} if kept is not None and pa.types.is_struct(kept) else {}
         fields = [(field.name, _known_type(field.type, others.get(field.name))) for field in kind]
         known = {name: one for name, one in fields if one is not None}
-        # The data's fields first: Arrow before version 20 casts to a struct only in the same order.
-        if known := {**known, **others, **known}:
+        if known := others | known:
             return pa.struct(known.items())
         return None if kept is None else kind
     if _is_list_type(kind):
