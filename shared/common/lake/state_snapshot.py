@@ -149,7 +149,7 @@ def read_window_changes(
 
 
 def _sorted_offsets(table: DeltaTable, where: str) -> NDArray[np.int64]:
-    """Read the changelog offsets of a snapshot's rows."""
+    """Return the changelog offsets of a snapshot's rows, in ascending order. Raises NotASnapshot if one is null."""
     column = query(table, f"SELECT changelog_offset FROM t WHERE {where}").column(0)
     if column.null_count:
         raise NotASnapshot(f"{table.table_uri} is not a snapshot: there are windows without a changelog offset")
