@@ -117,7 +117,10 @@ class PunctuationQueue:
         return self._heap[0][0] if self._heap else None
 
     def grids_ms(self) -> dict[str, int]:
-        """Return the next due time of each named schedule, for the task's progress."""
+        """Return, by grid, the next due time of each named schedule that is not cancelled, for the task's progress.
+
+        A schedule's `name` here is the text of its grid: node, name, type and interval.
+        """
         return {s.name: s.due_ms for _, _, s in self._heap if s.name is not None and not s.cancelled}
 
     def _push_schedule(self, schedule: Schedule) -> None:

@@ -347,7 +347,10 @@ def _list_files(spark: SparkSession, settings: BatchSettings, options: Mapping[s
 
 
 def require_one_header(spark: SparkSession, settings: BatchSettings, options: dict[str, str]) -> None:
-    """Raises ConfigError if the headers of CSV files differ in their columns or in the columns' order."""
+    """Raises ConfigError if the headers of CSV files differ in their columns or in the columns' order.
+
+    Compares only the first line of each header, read as UTF-8.
+    """
     as_lines = {name: value for name, value in options.items() if name in {*LISTING_OPTIONS, "linesep"}}
     lines = spark.read.format("text").schema(f"{LINE} string").options(**as_lines).load(settings.files_read)
     is_line = (F.trim(LINE) != "") & (F.col(METADATA)["file_block_start"] == 0)

@@ -134,7 +134,10 @@ def _work_with_two_owners(works: Iterable[ConnectorsAndTasks]) -> ConnectorsAndT
 
 
 def _give_out(complete: Mapping[str, ConnectorsAndTasks], more: ConnectorsAndTasks) -> dict[str, ConnectorsAndTasks]:
-    """Divide `more` among the members. Each connector or task goes to the member with the fewest of its kind."""
+    """Return the members' work `complete` with `more` divided among them.
+
+    Each connector or task of `more` goes to the member that has the fewest of its kind by then.
+    """
     connectors = _deal_to_least_loaded(
         {member: work.connectors for member, work in complete.items()}, sorted(more.connectors)
     )

@@ -143,7 +143,11 @@ class ErrorReporters:
             raise self._failed
 
     def _take_done(self) -> ConnectError | None:
-        """Remove the futures that are done. Returns one error for those that failed, or None."""
+        """Remove the futures that are done. Returns None if none of them failed.
+
+        If the first that failed has a ToleranceExceeded, returns that error alone. Otherwise returns a ConnectError
+        with the number of all that failed and the first error, and counts them all as failed writes of dead letters.
+        """
         done = [one for one in self._pending if one.done()]
         self._pending = [one for one in self._pending if not one.done()]
         errors = [asyncio.CancelledError() if one.cancelled() else one.exception() for one in done]

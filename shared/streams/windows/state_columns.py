@@ -153,7 +153,10 @@ class StateColumns:
                 own.view(np.float64)[:] += 0.0
 
     def no_values(self, count: int) -> RecordNumbers:
-        """Return the numbers of records that add nothing."""
+        """Return RecordNumbers for `count` records, of which none has a number yet.
+
+        Aggregations without numbers, such as Count, still take such a record.
+        """
         shape = (len(self.numbers), count)
         return RecordNumbers(np.zeros(shape, np.int64), np.zeros(shape, np.uint8))
 

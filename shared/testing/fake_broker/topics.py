@@ -27,7 +27,7 @@ class Partition:
     _waiting: set[Callable[[], None]] = field(default_factory=set)
 
     def lead(self, node: int) -> None:
-        """Set another leader (or none), under the next leader epoch."""
+        """Make `node` the leader, also if it is the leader already, under the next leader epoch. NO_LEADER is none."""
         self.leader = node
         self.leader_epoch += 1
         self.wake_fetches()
