@@ -37,7 +37,6 @@ from penstock.shared.common.errors import (
     RebalanceInProgress,
     RetriableError,
     UnknownMember,
-    UnknownTopicOrPartition,
 )
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
@@ -225,14 +224,6 @@ class CommitRequestManager:
         """Return the last offsets of these partitions that this member has committed since their assignment."""
         return self.sequence.committed(partitions)
 
-    def stored(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the stored offsets of these partitions, to commit them again. See `CommitSequence.stored`.
-
-        Partitions that the coordinator does not know are missing: each commit would be rejected.
-        """
-        unknown = {tp for tp, (_, e) in self._given_up.items() if isinstance(e, UnknownTopicOrPartition)}
-        return self.sequence.stored(set(partitions) - unknown)
-
     def _partitions_lost(self) -> CommitFailed:
         reason = self._member.gone_because or "the partitions were taken away"
         return CommitFailed(f"{self._describe_member()}: not committed: {reason}")
@@ -285,17 +276,6 @@ class CommitRequestManager:
             return found
 
         return await self._connection.retrying(fetch_committed_offsets, where, timeout_ms)
-
-    async def fetch_start(
-        self, partitions: Sequence[TopicPartition], timeout_ms: float
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return what `fetch` returns, for partitions that begin at these offsets. With `assign`, the offsets are then
-        `stored` ones."""
-        before = self.sequence.last_number
-        found = await self.fetch(partitions, timeout_ms)
-        if not self._member.is_managed:
-            self.sequence.on_fetched(found, before)
-        return found
 
     def _start_sending_commits(self) -> None:
         if (self._task is None or self._task.done()) and not self.sequence.is_drained:

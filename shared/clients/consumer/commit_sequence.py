@@ -62,7 +62,7 @@ class CommitSequence:
     """Each partition's newest offset to commit and newest committed offset, with their numbers."""
 
     _partitions: dict[TopicPartition, _Partition] = field(default_factory=dict)
-    last_number: int = 0
+    _numbers: int = 0
     _out: Commit | None = None
     _unsure: dict[TopicPartition, float] = field(default_factory=dict)
     """The time in ms until which a commit of unknown fate may still be applied."""
@@ -72,8 +72,8 @@ class CommitSequence:
         numbers = {}
         for tp, offset in offsets.items():
             partition = self._partitions.setdefault(tp, _Partition())
-            self.last_number += 1
-            partition.number = self.last_number
+            self._numbers += 1
+            partition.number = self._numbers
             partition.wanted = offset
             numbers[tp] = partition.number
         return numbers
@@ -174,24 +174,6 @@ class CommitSequence:
         """Return the offsets of these partitions in the newest successful commits."""
         known = {tp: self._partitions[tp].committed for tp in partitions if tp in self._partitions}
         return {tp: at.offset for tp, at in known.items() if at is not None}
-
-    def stored(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the offsets of these partitions in the newest successful commits, or those fetched since.
-
-        Partitions with an offset to commit are missing.
-        """
-        known = {tp: p for tp, p in self._partitions.items() if tp in partitions and p.wanted is None}
-        return {tp: p.committed for tp, p in known.items() if p.committed is not None}
-
-    def on_fetched(self, found: Mapping[TopicPartition, OffsetAndMetadata], before: int) -> None:
-        """Note the group's offsets. `before` was the `last_number` when they were requested.
-
-        A partition with a pending offset, or with a commit that was registered since, keeps its own.
-        """
-        for tp, offset in found.items():
-            partition = self._partitions.setdefault(tp, _Partition())
-            if partition.wanted is None and partition.number <= before:
-                partition.committed = offset
 
     def retain(self, partitions: Collection[TopicPartition]) -> frozenset[TopicPartition]:
         """Forget all partitions but these. Returns the forgotten ones that still had an offset to commit."""

@@ -198,7 +198,7 @@ class Consumer(Generic[K, V]):
             self._fetcher,
             SYSTEM_CLOCK,
             self._metrics,
-            fetch_committed=lambda tps: self._commits.fetch_start(tps, settings.commit_timeout_ms),
+            fetch_committed=lambda tps: self._commits.fetch(tps, settings.commit_timeout_ms),
             on_move=self._positions.moved,
         )
         self._subscription = SubscriptionState(client_id)
@@ -453,9 +453,8 @@ class Consumer(Generic[K, V]):
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout_ms: float | None = None
     ) -> None:
-        """Commit `offsets`, and wait. Each offset is that of the next record to read. By default, these are everything
-        handed out, and with `assign` also the stored offsets of idle partitions. Pending asynchronous commits of other
-        partitions are sent before or with this one.
+        """Commit `offsets`, by default everything handed out, and wait. Each offset is that of the next record to read.
+        Pending asynchronous commits of other partitions are sent before or with this one.
 
         Raises CommitFailed if this member may no longer commit one of the offsets; those that it may are committed. If
         `offsets` is None, also raises CommitFailed if records were handed out and their partition was revoked or lost
@@ -484,7 +483,7 @@ class Consumer(Generic[K, V]):
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None
     ) -> None:
-        """Commit `offsets`, by default those of `commit`, without waiting.
+        """Commit `offsets`, by default everything handed out, without waiting.
 
         Retriable errors are retried, that of an unknown partition for 5 s, unless newer offsets replace these.
         `callback(offsets, error)` is called once on the event loop. The error is None if these offsets or newer ones
@@ -629,10 +628,7 @@ class Consumer(Generic[K, V]):
         return position is not None and position == self._fetcher.high_watermark(tp)
 
     def forget_commits(self) -> None:
-        """Drop all pending commits: they are sent neither now nor in the next generation.
-
-        With `assign`, the stored offset of an idle partition is not committed again until its next commit.
-        """
+        """Drop all pending commits: they are sent neither now nor in the next generation."""
         self._check_open()
         self._commits.retain(())
 
@@ -758,7 +754,7 @@ class Consumer(Generic[K, V]):
             # Kafka deletes each offset of a group without members `offsets.retention.minutes` after its own last commit
             # (KIP-211). So commit the offsets of idle partitions again, as Java's consumer does.
             if not self._coordinator.is_managed:
-                self._commits.commit_async(self._commits.stored(committable))
+                self._commits.commit_async(positions.registered_offsets(committable))
         offsets = {tp: at for tp, at in positions.uncommitted().items() if tp in committable}
         if not offsets:
             return
@@ -798,7 +794,7 @@ class Consumer(Generic[K, V]):
         self._coordinator.leave_if_overdue()
         if not self._coordinator.is_managed:
             # See `_commit_as_configured`.
-            idle = self._commits.stored(self._fetcher.assignment) if given is None else {}
+            idle = positions.registered_offsets(self._fetcher.assignment) if given is None else {}
             return idle | wanted, {}
         # Another member may be ahead in the other partitions.
         committable = self._coordinator.committable_partitions

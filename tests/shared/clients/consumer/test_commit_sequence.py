@@ -24,11 +24,6 @@ def next_of(sequence: CommitSequence, generation: int = 1) -> Commit:
     return commit
 
 
-def register(sequence: CommitSequence, offsets: dict[TopicPartition, OffsetAndMetadata]) -> Commit:
-    sequence.register(offsets)
-    return next_of(sequence)
-
-
 def test_a_failure_is_repeated_only_while_it_is_the_newest() -> None:
     """A failed offset is not sent again if a newer one replaces it."""
     sequence = CommitSequence()
@@ -198,24 +193,6 @@ def test_a_dropped_offset_is_never_done() -> None:
     assert not sequence.is_dropped(new)
     sequence.on_success(next_of(sequence))
     assert sequence.is_done(new)
-
-
-def test_stored_offsets() -> None:
-    """A fetched offset is the stored one, unless a later commit is pending or done."""
-    sequence = CommitSequence()
-    before = sequence.last_number
-    sequence.on_success(register(sequence, {A: at(5)}))
-    sequence.on_fetched({A: at(1), B: at(2)}, before)
-    assert sequence.stored([A, B]) == {A: at(5), B: at(2)}
-    sequence.on_fetched({A: at(7)}, sequence.last_number)
-    assert sequence.stored([A]) == {A: at(7)}
-    failed = register(sequence, {A: at(9)})
-    sequence.on_fetched({A: at(8)}, sequence.last_number)
-    assert sequence.stored([A, B]) == {B: at(2)}
-    sequence.give_up(failed)
-    assert sequence.stored([A]) == {A: at(7)}
-    sequence.retain([B])
-    assert sequence.stored([A, B]) == {B: at(2)}
 
 
 def test_an_abandoned_offset_is_not_sent_again() -> None:

@@ -75,40 +75,6 @@ async def test_offsets_of_idle_assigned_partitions_are_committed_again(strategy:
         assert cluster.committed("g") == found
 
 
-async def test_a_commit_of_the_user_before_the_committed_offset_is_known() -> None:
-    """Automatic commits do not go below it."""
-    async with running(1) as cluster, Admin(kafka_of(cluster)) as admin:
-        await admin.alter_group_offsets("g", {A: OffsetAndMetadata(2)})
-        async with opened(cluster, commit_strategy="async", max_poll_records=1) as consumer:
-            consumer.assign([A])
-            await consumer.commit({A: 10})
-            while await consumer.position(A) < 5:
-                await consumer.poll(20)
-        assert offsets_of(cluster) == {A: 10}
-
-
-async def test_offsets_that_are_not_stored_are_not_committed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These are forgotten offsets, and those of partitions that the coordinator does not know."""
-    monkeypatch.setattr("penstock.shared.clients.consumer.commit_request_manager.REJECTED_RETRY_MS", 0)
-    async with running(records=0) as cluster, Admin(kafka_of(cluster)) as admin:
-        await admin.alter_group_offsets("g", dict.fromkeys((A, B), OffsetAndMetadata(0)))
-        async with opened(cluster) as consumer:
-            consumer.assign([A, B])
-            assert (await consumer.position(A), await consumer.position(B)) == (0, 0)
-            consumer.commit_async({A: 7})
-            consumer.forget_commits()
-            await consumer.commit()
-            assert offsets_of(cluster) == {A: 0, B: 0}
-            unknown = TopicPartition("unknown", 0)
-            consumer.assign([B, unknown])
-            with pytest.raises(UnknownTopicOrPartition):
-                await consumer.commit({unknown: 0})
-            commits: list[TopicPartition] = []
-            cluster.control(Api.OFFSET_COMMIT, lambda request: commits.extend(request.partitions()))
-            await consumer.commit()
-            assert unknown not in commits
-
-
 class Watch:
     """Records every commit and all returned records."""
 
