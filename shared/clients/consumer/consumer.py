@@ -748,13 +748,6 @@ class Consumer(Generic[K, V]):
             return
         # Another member may be ahead with a lost partition. A commit would set it back.
         committable = self._coordinator.committable_partitions
-        now_ms = SYSTEM_CLOCK.monotonic_ms()
-        if is_due := now_ms >= self._next_commit_ms:
-            self._next_commit_ms = now_ms + self._settings.auto_commit_interval_ms
-            # Kafka deletes each offset of a group without members `offsets.retention.minutes` after its own last commit
-            # (KIP-211). So commit the offsets of idle partitions again, as Java's consumer does.
-            if not self._coordinator.is_managed:
-                self._commits.commit_async(positions.registered_offsets(committable))
         offsets = {tp: at for tp, at in positions.uncommitted().items() if tp in committable}
         if not offsets:
             return
@@ -769,9 +762,14 @@ class Consumer(Generic[K, V]):
                 positions.reported({tp: at.offset for tp, at in offsets.items()})
                 raise
         # A drifting position is committed without waiting for the interval (see `ConsumedPositions.drifting`).
-        elif strategy == "auto" and not is_due and positions.drifting.isdisjoint(offsets):
+        elif (
+            strategy == "auto"
+            and SYSTEM_CLOCK.monotonic_ms() < self._next_commit_ms
+            and positions.drifting.isdisjoint(offsets)
+        ):
             return
         else:
+            self._next_commit_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.auto_commit_interval_ms
             self._commits.commit_async(offsets)
         positions.registered(offsets)
 
@@ -793,9 +791,7 @@ class Consumer(Generic[K, V]):
         # Then the partitions count as lost before the commit, not after it.
         self._coordinator.leave_if_overdue()
         if not self._coordinator.is_managed:
-            # See `_commit_as_configured`.
-            idle = positions.registered_offsets(self._fetcher.assignment) if given is None else {}
-            return idle | wanted, {}
+            return wanted, {}
         # Another member may be ahead in the other partitions.
         committable = self._coordinator.committable_partitions
         mine = {tp: at for tp, at in wanted.items() if tp in committable}

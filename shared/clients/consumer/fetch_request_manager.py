@@ -227,7 +227,6 @@ class FetchRequestManager:
             if lookup.by_commit:
                 found = await self._fetch_committed(list(lookup.wanted))
                 self.fetcher.committed(lookup, found)
-                self._report_moves()
             else:
                 now_ms = self._clock.now_ms()
                 specs = {tp: policy.spec(now_ms) for tp, policy in lookup.wanted.items() if policy is not None}

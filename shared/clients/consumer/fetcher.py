@@ -334,7 +334,6 @@ class Fetcher:
         for tp, state in self._close_request(lookup):
             if (found := offsets.get(tp)) is not None:
                 state.go_to(found.offset, None, found.leader_epoch)
-                self._moves[tp] = Move(found.offset, found.leader_epoch, committed=found)
             else:
                 self._handle_missing_commit(tp, state)
 

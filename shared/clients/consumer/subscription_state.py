@@ -148,8 +148,6 @@ class Move:
     """A change of a position without a record handed out: past offsets without records, to an offset that a reset
     policy found, or to where a truncated log diverges.
 
-    It is also the begin at an offset that the group has `committed`.
-
     `reason` is why the fetcher reset the position. It is empty for all other moves, also those of `seek_to_beginning`
     and `seek_to_end`. `replaced` is the position that was no longer valid, or None. If the move `drifts`, the same
     lookup may find a higher offset later.
@@ -160,7 +158,6 @@ class Move:
     replaced: int | None = None
     reason: str = ""
     drifts: bool = False
-    committed: OffsetAndMetadata | None = None
 
 
 class ConsumedPositions:
@@ -170,8 +167,7 @@ class ConsumedPositions:
 
     1. `_returned`: the current poll returned the records before it. The user may still process them.
     2. `_processed`: an earlier poll returned them.
-    3. `_registered`: the commit strategy or the user has registered the position for a commit, or the group has
-       committed it before.
+    3. `_registered`: the commit strategy or the user has registered the position for a commit.
 
     An automatic commit takes positions from `_processed` alone, and only those above `_registered`. A commit of the
     user takes those from `_returned` too.
@@ -202,7 +198,7 @@ class ConsumedPositions:
     def __init__(self) -> None:
         self._returned: dict[TopicPartition, _At] = {}
         self._processed: dict[TopicPartition, _At] = {}
-        self._registered: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._registered: dict[TopicPartition, int] = {}
         self._handed: dict[TopicPartition, int] = {}
         self._reported: dict[TopicPartition, int] = {}
         self._forfeited: dict[TopicPartition, int] = {}
@@ -255,9 +251,6 @@ class ConsumedPositions:
         # records in between.
         if move.replaced is not None:
             self._registered.pop(tp, None)
-        if move.committed is not None:
-            self._registered[tp] = move.committed
-            return
         # The move comes after records of the current poll, if it returned some. It is not committed before these are
         # processed.
         hand = self._returned if tp in self._returned else self._processed
@@ -280,7 +273,7 @@ class ConsumedPositions:
 
     def uncommitted(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the processed positions above the registered ones."""
-        registered = {tp: at.offset for tp, at in self._registered.items()}
+        registered = self._registered
         return {
             tp: OffsetAndMetadata(position, "", epoch)
             for tp, (position, epoch) in self._processed.items()
@@ -289,12 +282,8 @@ class ConsumedPositions:
 
     def registered(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Note offsets that are to be committed: automatic commits stay above them."""
-        self._registered.update(offsets)
+        self._registered.update({tp: at.offset for tp, at in offsets.items()})
         self.drifting.difference_update(offsets)
-
-    def registered_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the offsets of these partitions that were registered last, to commit them again."""
-        return {tp: at for tp, at in self._registered.items() if tp in partitions}
 
     def all_consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the consumed positions after all returned records, for a commit that the user requests."""

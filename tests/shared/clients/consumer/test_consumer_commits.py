@@ -55,26 +55,6 @@ def offsets_of(cluster: FakeCluster) -> dict[TopicPartition, int]:
     return {tp: at.offset for tp, at in cluster.committed("g").items()}
 
 
-@pytest.mark.parametrize("strategy", ["none", "auto", "sync", "async"])
-async def test_offsets_of_idle_assigned_partitions_are_committed_again(strategy: str) -> None:
-    """Without members of a group, Kafka deletes each offset some days after its own last commit (KIP-211). A commit
-    of the user without offsets renews them too."""
-    async with running(records=0) as cluster, Admin(kafka_of(cluster)) as admin:
-        found = {A: OffsetAndMetadata(0, "mine"), B: OffsetAndMetadata(0)}
-        await admin.alter_group_offsets("g", found)
-        renewed: list[TopicPartition] = []
-        async with opened(cluster, commit_strategy=strategy, auto_commit_interval_ms=1) as consumer:
-            consumer.assign([A, B])
-            assert (await consumer.position(A), await consumer.position(B)) == (0, 0)
-            cluster.control(Api.OFFSET_COMMIT, lambda request: renewed.extend(request.partitions()))
-            for _ in range(10):
-                assert await consumer.poll(5) == {}
-            if strategy == "none":
-                await consumer.commit()
-        assert renewed[:2] == [A, B]
-        assert cluster.committed("g") == found
-
-
 class Watch:
     """Records every commit and all returned records."""
 
