@@ -166,7 +166,10 @@ class ApplicationView:
         return {"stores": merge_stores(found), "missing": missing_rows(missing)}
 
     async def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> dict[str, Any]:
-        """Return open windows of all instances that answer, only those that match `key` unless it is empty."""
+        """Return open windows of all instances that answer, at most `limit`.
+
+        If `key` is not empty, only windows whose keys contain its text, or match it otherwise (see `KeyFilter`).
+        """
         parts = self._partition_owners()
         _check_partitions_known(parts)
         pages = open_window_pages(self._own.application, store, key)

@@ -288,16 +288,19 @@ class DistributedHerder(BaseHerder):
         #    is retried. Meanwhile the work that runs goes on. After the rebalance timeout the worker leaves the group
         #    until it has read the configs, so that others get its work.
         if self.snapshot().offset < assignment.config_offset:
-            now_ms = self._clock.monotonic_ms()
-            if self._unread_since_ms is None:
-                self._unread_since_ms = now_ms
-            elif now_ms - self._unread_since_ms >= self._config["rebalance.timeout.ms"]:
+            try:
+                await self._stores.configs.refresh(self._config["worker.sync.timeout.ms"])
+            except KafkaTimeout:
+                now_ms = self._clock.monotonic_ms()
+                if self._unread_since_ms is None:
+                    self._unread_since_ms = now_ms
+                if now_ms - self._unread_since_ms < self._config["rebalance.timeout.ms"]:
+                    raise
                 log.warning("left the group: the config topic could not be read in time")
                 await self._coordinator.step_out()
                 self._unread_since_ms = None
                 self._must_read_to_join = True
                 return False
-            await self._stores.configs.refresh(self._config["worker.sync.timeout.ms"])
         self._unread_since_ms = None
         self.member.config_offset = self.snapshot().offset
         # 2. Claim the config topic before any write of a leader.

@@ -65,6 +65,9 @@ class IsolatingWorker(Worker):
         parts = (id for isolated in self._isolated.values() for id in isolated.parts)
         return super().task_ids() | {id for id in parts if isinstance(id, ConnectorTaskId)}
 
+    def is_made(self, id: ConnectorTaskId) -> bool:
+        return super().is_made(id) or self._connector_with_part(id) is not None
+
     def state(self, id: Id) -> State | None:
         isolated = self._connector_with_part(id)
         return super().state(id) if isolated is None else isolated.parts[id].state

@@ -116,7 +116,7 @@ class ConfigStore:
         await self._write_config_records([key], privileged=True)
 
     async def put_restart(self, request: RestartRequest) -> None:
-        """Request that every worker restarts its part of a connector."""
+        """Request that every worker restarts, of what it runs of a connector, what `request` selects."""
         await self._write_config_records([request], privileged=True)
 
     async def put_logger_level(self, level: LoggerLevel) -> None:
