@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from penstock.shared.common.byte_copies import copied
 from penstock.shared.common.packed_bytes import NULL, PackedBytes
@@ -49,3 +50,13 @@ def packed(column: Any) -> PackedBytes:
     if column.null_count:
         lengths = np.where(np.asarray(column.is_valid()), lengths, NULL)
     return PackedBytes(held, ends[:-1], lengths)
+
+
+def codes_of(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return a small number for each value of the column. Equal values have equal numbers.
+
+    >>> codes_of(pa.chunked_array([["a", "b"], ["a"]])).tolist()
+    [0, 1, 0]
+    """
+    # The chunks of an encoded column share one dictionary.
+    return np.concatenate([chunk.indices.to_numpy() for chunk in column.dictionary_encode().chunks]).astype(np.int64)

@@ -37,7 +37,7 @@ from penstock.services.spark.table_columns import (
     lake_time_column,
 )
 from penstock.shared.clients.consumer import Consumer
-from penstock.shared.common.arrow_arrays import binary_array
+from penstock.shared.common.arrow_arrays import binary_array, codes_of
 from penstock.shared.common.errors import (
     ChangelogHole,
     CorruptRecord,
@@ -381,10 +381,9 @@ class PartitionCompaction:
             own = [part for part in own if len(part)]
             if not own:
                 continue
-            # The keys of all parts may be more bytes than one `binary` array can hold. The chunks share one dictionary.
+            # The keys of all parts may be more bytes than one `binary` array can hold.
             keys = pa.chunked_array([binary_array(part.keys).cast(pa.large_binary()) for part in own])
-            codes = np.concatenate([chunk.indices.to_numpy() for chunk in keys.dictionary_encode().chunks])
-            newest = newest_of_each_window(codes, np.concatenate([part.starts for part in own]))
+            newest = newest_of_each_window(codes_of(keys), np.concatenate([part.starts for part in own]))
             at = 0
             for part in own:
                 indexes = newest[(newest >= at) & (newest < at + len(part))] - at

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from penstock.services.spark.compaction.delta_writer import FILE_ROWS, DataFile, DeltaFiles, sortable_chunks
 from penstock.services.spark.table_columns import INDEXED, PROGRESS, STATE
+from penstock.shared.common.arrow_arrays import codes_of
 from penstock.shared.common.row_positions import key_hash
 from penstock.shared.streams.windows.window_columns import newest_of_each_window
 
@@ -85,8 +85,8 @@ def rows_to_keep(rows: pa.Table) -> pa.Table:
     """Return the rows that a rewrite of `state` keeps: the newest row of each window, if that row is live."""
     if not len(rows):
         return rows
-    keys = _codes(rows.column("key").cast(pa.large_binary()))
-    stores = _codes(rows.column("store"))
+    keys = codes_of(rows.column("key").cast(pa.large_binary()))
+    stores = codes_of(rows.column("store"))
     # `newest_of_each_window` takes the last row of a window, so the newest must come last.
     order = np.argsort(rows.column("changelog_offset").to_numpy(), kind="stable")
     windows = keys * (int(stores.max()) + 1) + stores
@@ -97,9 +97,3 @@ def rows_to_keep(rows: pa.Table) -> pa.Table:
     is_kept &= rows.column("live").to_numpy()
     # Arrow cannot take rows from a column of more than 2 GiB, but can filter it.
     return rows.filter(pa.array(is_kept))
-
-
-def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Return a small number for each value of a column of `state`. Equal values have equal numbers."""
-    # The chunks of an encoded column share one dictionary.
-    return np.concatenate([chunk.indices.to_numpy() for chunk in column.dictionary_encode().chunks]).astype(np.int64)
