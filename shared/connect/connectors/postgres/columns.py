@@ -290,16 +290,31 @@ def _adapt_text(value: Any) -> Any:
     return _adapt_json(value) if isinstance(value, dict | list) else str(value)
 
 
+def _from_iso(parse: Callable[[str], Any], what: str) -> Callable[[Any], Any]:
+    """Return the adapter that parses texts of ISO 8601, and leaves other values as they are."""
+
+    def adapt_text(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse(value)
+        except ValueError:
+            raise DataError(f"{value!r:.100} is not an ISO 8601 {what}") from None
+
+    return adapt_text
+
+
+_adapt_date = _from_iso(dt.date.fromisoformat, "date")
+_adapt_time = _from_iso(dt.time.fromisoformat, "time of day")
+_adapt_datetime = _from_iso(dt.datetime.fromisoformat, "time")
+
+
 def _adapt_timestamptz(value: Any) -> Any:
     if isinstance(value, bool):
         raise DataError(f"{value!r} is not a time")
     if isinstance(value, int):
         return timestamp_from_ms(value)
-    if isinstance(value, str):
-        try:
-            value = dt.datetime.fromisoformat(value)
-        except ValueError:
-            raise DataError(f"{value!r:.100} is not an ISO 8601 time") from None
+    value = _adapt_datetime(value)
     if isinstance(value, dt.date) and not isinstance(value, dt.datetime):
         # The driver would take midnight in the time zone of this process.
         return dt.datetime(value.year, value.month, value.day, tzinfo=dt.UTC)
@@ -311,24 +326,6 @@ def _adapt_timestamptz(value: Any) -> Any:
 def _adapt_timestamp(value: Any) -> Any:
     moment = _adapt_timestamptz(value)
     return moment.astimezone(dt.UTC).replace(tzinfo=None) if isinstance(moment, dt.datetime) else moment
-
-
-def _adapt_date(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            return dt.date.fromisoformat(value)
-        except ValueError:
-            raise DataError(f"{value!r:.100} is not an ISO 8601 date") from None
-    return value
-
-
-def _adapt_time(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            return dt.time.fromisoformat(value)
-        except ValueError:
-            raise DataError(f"{value!r:.100} is not an ISO 8601 time of day") from None
-    return value
 
 
 def _adapt_bits(value: Any) -> Any:
