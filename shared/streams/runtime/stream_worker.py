@@ -207,14 +207,6 @@ class StreamWorker(RebalanceListener):
             if not wait_ms:
                 await self._commits.yield_to_commit()
             batches = await self._consumer.poll(wait_ms, self._settings.max_poll_records)
-            # Add them before the next await: the consumer's position is past the records, so a cancellation there would
-            # lose them. Rebalances happen inside the poll, and the poll returns records only after its listener has
-            # returned. Partitions in restore are paused. So all records belong to the tasks that run now.
-            running = self._tasks.running()
-            for at, columns in batches.items():
-                if (one := running.get(at.partition)) is not None:
-                    one.inputs.add(columns)
-            return
         except InconsistentGroupProtocol as e:
             # The members that are described afterwards are then all others.
             await self._consumer.close()
@@ -226,6 +218,15 @@ class StreamWorker(RebalanceListener):
         except OffsetOutOfRange as e:
             # With `auto_offset_reset` other than none, the consumer would skip or repeat records silently.
             log.warning("a position is out of range", reason=str(e))
+        else:
+            # Add them before the next await: the consumer's position is past the records, so a cancellation there would
+            # lose them. Rebalances happen inside the poll, and the poll returns records only after its listener has
+            # returned. Partitions in restore are paused. So all records belong to the tasks that run now.
+            running = self._tasks.running()
+            for at, columns in batches.items():
+                if (one := running.get(at.partition)) is not None:
+                    one.inputs.add(columns)
+            return
         async with self._lock:
             for partition, one in self._tasks.running().items():
                 try:
