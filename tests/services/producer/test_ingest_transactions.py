@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from structlog.testing import capture_logs
@@ -28,6 +30,24 @@ from tests.shared.clients.producer.clusters import producing, values
 from tests.virtual_time import let_pass, run
 
 ACKS_ALL = -1
+KEY = IdempotencyKey(b"k" * 32, b"f" * 32)
+RECORDS = [ProducerRecord("clicks", b"{}")]
+
+
+@asynccontextmanager
+async def transacting() -> AsyncIterator[tuple[FakeCluster, KafkaTransactor]]:
+    """A cluster with the topic `clicks`, and a transactor whose topic of keys has one partition."""
+    async with FakeCluster() as cluster, asyncio.timeout(30):
+        cluster.create_topic("clicks")
+        kafka = DEFAULT_KAFKA.model_copy(update={"bootstrap_servers": cluster.bootstrap_servers})
+        async with Admin(kafka) as admin:
+            transactor = KafkaTransactor(kafka, ProducerSettings(), IngestSettings(idempotency_partitions=1), admin)
+            yield cluster, transactor
+            await transactor.close(20_000)
+
+
+async def send_keyed(transactor: KafkaTransactor) -> tuple[StoredResponse, bool]:
+    return await transactor.send_keyed(KEY, RECORDS, lambda _: StoredResponse(200, b""))
 
 
 @pytest.mark.parametrize(
@@ -62,61 +82,42 @@ async def test_atomic_requests_are_idempotent_under_any_settings(settings: Produ
 @pytest.mark.parametrize("is_keyed", [False, True], ids=["atomic", "keyed"])
 async def test_a_transaction_after_a_long_pause_is_stored(is_keyed: bool) -> None:
     """The coordinator forgets a transactional id after seven days without a transaction. The next request is stored."""
-    async with FakeCluster() as cluster, asyncio.timeout(30):
-        cluster.create_topic("clicks")
-        kafka = DEFAULT_KAFKA.model_copy(update={"bootstrap_servers": cluster.bootstrap_servers})
-        async with Admin(kafka) as admin:
-            transactor = KafkaTransactor(kafka, ProducerSettings(), IngestSettings(idempotency_partitions=1), admin)
+    async with transacting() as (cluster, transactor):
 
-            async def send(value: bytes) -> None:
-                records = [ProducerRecord("clicks", value)]
-                if is_keyed:
-                    key = IdempotencyKey(value * 32, b"f" * 32)
-                    await transactor.send_keyed(key, records, lambda _: StoredResponse(200, b""))
-                else:
-                    await transactor.send_atomic(records)
+        async def send(value: bytes) -> None:
+            records = [ProducerRecord("clicks", value)]
+            if is_keyed:
+                key = IdempotencyKey(value * 32, b"f" * 32)
+                await transactor.send_keyed(key, records, lambda _: StoredResponse(200, b""))
+            else:
+                await transactor.send_atomic(records)
 
-            await send(b"1")
-            cluster._state.transactions.known.clear()
-            await send(b"2")
-            await transactor.close(20_000)
+        await send(b"1")
+        cluster._state.transactions.known.clear()
+        await send(b"2")
         assert [record.value for record in cluster.records("clicks")] == [b"1", b"2"]
 
 
 @pytest.mark.parametrize(("fenced", "is_committed"), [(5, False), (1, True)])
 async def test_a_keyed_transaction_that_is_fenced_is_stored_once(fenced: int, is_committed: bool) -> None:
     """A request is repeated after other services acquired its partition of keys, also if its commit was fenced."""
-    async with FakeCluster() as cluster, asyncio.timeout(30):
-        cluster.create_topic("clicks")
-        kafka = DEFAULT_KAFKA.model_copy(update={"bootstrap_servers": cluster.bootstrap_servers})
+    async with transacting() as (cluster, transactor):
         cluster.control(Api.END_TXN, Fail(ErrorCode.PRODUCER_FENCED, handled=is_committed), times=fenced)
-        async with Admin(kafka) as admin:
-            transactor = KafkaTransactor(kafka, ProducerSettings(), IngestSettings(idempotency_partitions=1), admin)
-            key = IdempotencyKey(b"k" * 32, b"f" * 32)
-            records = [ProducerRecord("clicks", b"{}")]
-            found = await transactor.send_keyed(key, records, lambda _: StoredResponse(200, b""))
-            await transactor.close(20_000)
-        assert found == (StoredResponse(200, b""), False)
+        assert await send_keyed(transactor) == (StoredResponse(200, b""), False)
         assert len(cluster.records("clicks")) == 1
 
 
 async def test_a_fenced_commit_stays_unknown_if_the_key_cannot_be_looked_up() -> None:
     """If the request cannot be repeated after its commit was fenced, the error says that it may be stored."""
-    async with FakeCluster() as cluster, asyncio.timeout(30):
-        cluster.create_topic("clicks")
-        kafka = DEFAULT_KAFKA.model_copy(update={"bootstrap_servers": cluster.bootstrap_servers})
+    async with transacting() as (cluster, transactor):
 
         def fence(_: Request) -> Fail:
             cluster.control(Api.INIT_PRODUCER_ID, Fail(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
             return Fail(ErrorCode.PRODUCER_FENCED, handled=True)
 
         cluster.control(Api.END_TXN, fence)
-        async with Admin(kafka) as admin:
-            transactor = KafkaTransactor(kafka, ProducerSettings(), IngestSettings(idempotency_partitions=1), admin)
-            key = IdempotencyKey(b"k" * 32, b"f" * 32)
-            with pytest.raises(AuthorizationFailed) as failed:
-                await transactor.send_keyed(key, [ProducerRecord("clicks", b"{}")], lambda _: StoredResponse(200, b""))
-            await transactor.close(20_000)
+        with pytest.raises(AuthorizationFailed) as failed:
+            await send_keyed(transactor)
         assert failed.value.maybe_written
 
 
@@ -135,21 +136,15 @@ async def test_a_transaction_that_cannot_begin_stores_nothing() -> None:
 
 async def test_the_error_of_a_repeated_request_is_not_unknown() -> None:
     """Its key was looked up, and is not stored."""
-    async with FakeCluster() as cluster, asyncio.timeout(30):
-        cluster.create_topic("clicks")
-        kafka = DEFAULT_KAFKA.model_copy(update={"bootstrap_servers": cluster.bootstrap_servers})
+    async with transacting() as (cluster, transactor):
 
         def fence(_: Request) -> Fail:
             cluster.control(Api.PRODUCE, Fail(ErrorCode.INVALID_RECORD))
             return Fail(ErrorCode.PRODUCER_FENCED)
 
         cluster.control(Api.END_TXN, fence, times=1)
-        async with Admin(kafka) as admin:
-            transactor = KafkaTransactor(kafka, ProducerSettings(), IngestSettings(idempotency_partitions=1), admin)
-            key = IdempotencyKey(b"k" * 32, b"f" * 32)
-            with pytest.raises(InvalidRequest) as failed:
-                await transactor.send_keyed(key, [ProducerRecord("clicks", b"{}")], lambda _: StoredResponse(200, b""))
-            await transactor.close(20_000)
+        with pytest.raises(InvalidRequest) as failed:
+            await send_keyed(transactor)
         assert not failed.value.maybe_written
 
 
