@@ -64,7 +64,7 @@ class CommitSequence:
     _partitions: dict[TopicPartition, _Partition] = field(default_factory=dict)
     _numbers: int = 0
     _out: Commit | None = None
-    _unsure: dict[TopicPartition, float] = field(default_factory=dict)
+    _unknown_until_ms: dict[TopicPartition, float] = field(default_factory=dict)
     """The time in ms until which a commit of unknown fate may still be applied."""
 
     def register(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, int]:
@@ -121,7 +121,7 @@ class CommitSequence:
             partition.committed = commit.offsets[tp]
             if partition.number == number:
                 partition.wanted = None
-        return frozenset((self._unsure.keys() & commit.offsets.keys()).difference(rejected))
+        return frozenset((self._unknown_until_ms.keys() & commit.offsets.keys()).difference(rejected))
 
     def on_failure(self, commit: Commit, *, unknown_at_ms: float | None = None) -> None:
         """Note that the commit failed. `unknown_at_ms` is the time at which it was left without a response, None if it
@@ -131,7 +131,9 @@ class CommitSequence:
         """
         self._close_open_commit(commit)
         if unknown_at_ms is not None:
-            self._unsure.update(dict.fromkeys(commit.offsets.keys() & self._partitions.keys(), unknown_at_ms + LATE_MS))
+            self._unknown_until_ms.update(
+                dict.fromkeys(commit.offsets.keys() & self._partitions.keys(), unknown_at_ms + LATE_MS)
+            )
 
     def on_read_back(
         self,
@@ -145,8 +147,8 @@ class CommitSequence:
         `partitions` are the result of `on_success` or `to_read_back`. `found` was requested at `requested_ms`.
         """
         for tp in partitions:
-            if self._unsure.get(tp, requested_ms) <= requested_ms:
-                self._unsure.pop(tp, None)
+            if self._unknown_until_ms.get(tp, requested_ms) <= requested_ms:
+                self._unknown_until_ms.pop(tp, None)
             partition = self._partitions.get(tp)
             if partition is None or partition.committed is None or partition.wanted is not None:
                 continue
@@ -158,11 +160,11 @@ class CommitSequence:
 
         From then on a commit without a response can no longer be applied. Returns None if no commit is in doubt.
         """
-        return min(self._unsure.values(), default=None)
+        return min(self._unknown_until_ms.values(), default=None)
 
     def to_read_back(self, now_ms: float) -> frozenset[TopicPartition]:
         """Return the partitions to read back by now, since no late commit can be applied any more."""
-        return frozenset(tp for tp, until_ms in self._unsure.items() if until_ms <= now_ms)
+        return frozenset(tp for tp, until_ms in self._unknown_until_ms.items() if until_ms <= now_ms)
 
     def give_up(self, commit: Commit) -> None:
         """Do not retry this commit's offsets that are still the newest."""
@@ -179,7 +181,7 @@ class CommitSequence:
         """Forget all partitions but these. Returns the forgotten ones that still had an offset to commit."""
         dropped = frozenset(tp for tp, p in self._partitions.items() if tp not in partitions and p.wanted is not None)
         self._partitions = {tp: p for tp, p in self._partitions.items() if tp in partitions}
-        self._unsure = {tp: until_ms for tp, until_ms in self._unsure.items() if tp in partitions}
+        self._unknown_until_ms = {tp: until_ms for tp, until_ms in self._unknown_until_ms.items() if tp in partitions}
         return dropped
 
     def _close_open_commit(self, commit: Commit) -> None:

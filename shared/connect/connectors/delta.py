@@ -52,7 +52,7 @@ class DeltaSinkTask(SinkTask):
         self._opened: dict[TopicPartition, int] = {}
         self._begun: dict[TopicPartition, int] = {}
         # The offsets that the last failed append would have stored. It may be in the table: a response can be lost.
-        self._unsure: dict[TopicPartition, int] = {}
+        self._maybe_appended: dict[TopicPartition, int] = {}
         self._retries = Retries(APPEND_RETRIES_MAX)
         self._failure: Exception | None = None
 
@@ -82,7 +82,7 @@ class DeltaSinkTask(SinkTask):
             self._versions.pop(tp, None)
             self._opened.pop(tp, None)
             self._begun.pop(tp, None)
-            self._unsure.pop(tp, None)
+            self._maybe_appended.pop(tp, None)
         self._buffer = [record for record in self._buffer if record.original_tp not in partitions]
 
     async def put(self, records: list[SinkRecord]) -> None:
@@ -137,12 +137,14 @@ class DeltaSinkTask(SinkTask):
 
         Offsets that another writer has stored are not taken, and fence the next append.
         """
-        if not self._unsure:
+        if not self._maybe_appended:
             return
-        names = {delta_application_id(self._name, tp): tp for tp in self._unsure}
+        names = {delta_application_id(self._name, tp): tp for tp in self._maybe_appended}
         found = await asyncio.to_thread(table_versions, self._allowed_table_uri(), list(names), self._options)
-        self._versions.update({tp: found[name] for name, tp in names.items() if found.get(name) == self._unsure[tp]})
-        self._unsure = {}
+        self._versions.update(
+            {tp: found[name] for name, tp in names.items() if found.get(name) == self._maybe_appended[tp]}
+        )
+        self._maybe_appended = {}
 
     async def _append_to_delta_table(self, records: list[SinkRecord], ends: Mapping[TopicPartition, int]) -> None:
         """Append records, and in the same commit store `ends`, the next offsets of the partitions. Records that do not
@@ -157,7 +159,7 @@ class DeltaSinkTask(SinkTask):
                 append_once, self._allowed_table_uri(), rows, versions, self._options, self._partition_by
             )
         except RetriableError:
-            self._unsure = {tp: after for tp, (_, after) in moved.items()}
+            self._maybe_appended = {tp: after for tp, (_, after) in moved.items()}
             raise
         except DataError as e:
             if len(records) == 1 or self.context.errant_record_reporter is None:

@@ -74,7 +74,7 @@ class WorkRunner:
         return (
             spec is None
             # The cause may lie outside its config: tasks.max, or a secret that the config refers to.
-            or not self._worker.is_made(task)
+            or not self._worker.is_constructed(task)
             or spec.task_config != snapshot.task_configs.get(task)
             or _without_tasks_max(spec.connector_config)
             != _without_tasks_max(snapshot.applied_configs.get(task.connector, {}))

@@ -65,8 +65,8 @@ class IsolatingWorker(Worker):
         parts = (id for isolated in self._isolated.values() for id in isolated.parts)
         return super().task_ids() | {id for id in parts if isinstance(id, ConnectorTaskId)}
 
-    def is_made(self, id: ConnectorTaskId) -> bool:
-        return super().is_made(id) or self._connector_with_part(id) is not None
+    def is_constructed(self, id: ConnectorTaskId) -> bool:
+        return super().is_constructed(id) or self._connector_with_part(id) is not None
 
     def state(self, id: Id) -> State | None:
         isolated = self._connector_with_part(id)

@@ -143,10 +143,9 @@ class ErrorReporters:
             raise self._failed
 
     def _take_done(self) -> ConnectError | None:
-        """Remove the futures that are done. Returns None if none of them failed.
+        """Remove the futures that are done, and count the dead letters among them that were not written.
 
-        If the first that failed has a ToleranceExceeded, returns that error alone. Otherwise returns a ConnectError
-        with the number of all that failed and the first error, and counts them all as failed writes of dead letters.
+        Returns the first error: a ToleranceExceeded as it is, any other as a ConnectError. None if nothing failed.
         """
         done = [one for one in self._pending if one.done()]
         self._pending = [one for one in self._pending if not one.done()]
@@ -154,12 +153,14 @@ class ErrorReporters:
         failures = [error for error in errors if error is not None]
         if not failures:
             return None
-        # An error that the task reported and that is not tolerated. It is not a failed write.
-        if isinstance(failures[0], ToleranceExceeded):
-            return failures[0]
-        self._metrics.add("deadletterqueue_produce_failures", len(failures))
-        failed = ConnectError(f"{len(failures)} dead letters could not be written: {failures[0]}")
-        failed.__cause__ = failures[0]
+        # A ToleranceExceeded is an error that the task reported and that is not tolerated. It is not a failed write.
+        unwritten = sum(not isinstance(error, ToleranceExceeded) for error in failures)
+        self._metrics.add("deadletterqueue_produce_failures", unwritten)
+        first = failures[0]
+        if isinstance(first, ToleranceExceeded):
+            return first
+        failed = ConnectError(f"{unwritten} dead letters could not be written: {first}")
+        failed.__cause__ = first
         return failed
 
     async def close(self) -> None:

@@ -97,8 +97,8 @@ class Worker:
         """Return the tasks on this worker, running or not, also those that cannot be made."""
         return frozenset(self._watchers)
 
-    def is_made(self, id: ConnectorTaskId) -> bool:
-        """Return whether a task on this worker could be made, at its first start or later."""
+    def is_constructed(self, id: ConnectorTaskId) -> bool:
+        """Return whether the object of a task on this worker was constructed, at its first start or later."""
         return id in self._tasks
 
     def state(self, id: Id) -> State | None:

@@ -351,8 +351,8 @@ class LogicalReader:
         self._reading: BulkRead | None = None
         self._has_records = False
         self._row_count = 0
-        self._unpublished: ConnectError | None = None
-        """A table to read is not in the publication. Fails the task after the changes before that are read."""
+        self._deferred_failure: ConnectError | None = None
+        """Why the task fails once the changes before that are read: a table is no longer in the publication."""
         self._failure: ConnectError | None = None
         """Why no change after the position read can be read."""
         self.is_idle = False
@@ -391,7 +391,7 @@ class LogicalReader:
         if self._reading is None:
             # DROP TABLE takes a table out of the publication. After a rename, another table may have its name. This
             # read has the changes before that.
-            self._unpublished = await self._publication_error(connection)
+            self._deferred_failure = await self._publication_error(connection)
             await self.move_slot(connection)
             self._reading = await self._begin_bulk_read(connection)
             self._has_records = False
@@ -429,7 +429,7 @@ class LogicalReader:
             await self._end_bulk_read(connection, reading)
             # Otherwise the next read has more changes.
             if self._row_count < CHANGES_MAX:
-                self._failure = self._unpublished
+                self._failure = self._deferred_failure
         return records
 
     async def move_slot(self, connection: Any) -> None:

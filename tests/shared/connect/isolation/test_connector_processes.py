@@ -178,7 +178,7 @@ async def test_starting_a_task_restarts_its_failed_connector(tmp_path: Path) -> 
         await run.worker.stop_tasks([FIRST])
         await run.start_task(props)
         await run.is_running("c", FIRST)
-        assert run.worker.is_made(FIRST)
+        assert run.worker.is_constructed(FIRST)
         assert run.listener.of("c") == RESTARTED
         assert run.listener.of(FIRST) == ["startup", "failure", "startup"]
 

@@ -15,7 +15,7 @@ from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMet
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.converters.json import JsonConverter
 from penstock.shared.connect.converters.plain import StringConverter
-from penstock.shared.connect.errors import ConnectError, MoreNeeded
+from penstock.shared.connect.errors import ConnectError, MoreNeeded, ToleranceExceeded
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.runtime.error_handling import ErrorSettings, Failure, Stage
 from penstock.shared.connect.runtime.error_reporting import (
@@ -282,6 +282,21 @@ async def test_each_flush_waits_for_all_dead_letters() -> None:
     for flush in flushes[1:]:
         with pytest.raises(ConnectError, match="1 dead letters"):
             await flush
+    assert metrics.values(0)["deadletterqueue_produce_failures"] == 1
+
+
+@pytest.mark.parametrize("is_write_first", [True, False])
+async def test_only_dead_letters_count_as_failed_writes(is_write_first: bool) -> None:
+    """An error that the task reported is no failed write of a dead letter. `flush` raises the first error."""
+    metrics = TaskMetrics("sink")
+    reporters = ErrorReporters(ID, ErrorSettings(), metrics)
+    errors = [DataError("too large"), ToleranceExceeded("not tolerated")]
+    for error in errors if is_write_first else reversed(errors):
+        failed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        failed.set_exception(error)
+        reporters.await_before_commit(failed)
+    with pytest.raises(ConnectError, match="1 dead letters" if is_write_first else "not tolerated"):
+        await reporters.flush()
     assert metrics.values(0)["deadletterqueue_produce_failures"] == 1
 
 
