@@ -47,19 +47,17 @@ def without_deserializer(value: Any) -> Any:
 def value_deserializer(value: Any) -> Deserializer:
     """Return the deserializer for a type, or `value` itself if it is a deserializer.
 
-    Raises ConfigError if it is neither, or a class that msgspec cannot decode, such as a pydantic model. Such a class
-    within another type, as in `list[Model]`, is not found here: each record then becomes a dead letter.
+    Raises ConfigError if it is neither, or has a class that msgspec cannot decode, such as a pydantic model.
     """
     if value is dict:
         return json_deserializer
     if value is bytes:
         return bytes_deserializer
     if is_value_type(value):
-        # msgspec takes any class, and leaves an unknown one to a `dec_hook`. It decodes `object` as any JSON.
-        if value is not object and isinstance(msgspec.inspect.type_info(value), msgspec.inspect.CustomType):
+        if (found := _undecodable_class(value)) is not None:
             raise ConfigError(
-                f"value={value_type_name(value)}: msgspec cannot decode this class from JSON; use a msgspec.Struct, a "
-                "dataclass or a TypedDict, or a deserializer"
+                f"value={value_type_name(value)}: msgspec cannot decode the class {found.__name__} from JSON; use a "
+                "msgspec.Struct, a dataclass or a TypedDict, or a deserializer"
             )
         return struct_deserializer(value)
     if callable(value):
@@ -67,3 +65,22 @@ def value_deserializer(value: Any) -> Deserializer:
         deserializer: Deserializer = value
         return deserializer
     raise ConfigError(f"value must be a type or a deserializer, got {value!r}")
+
+
+def _undecodable_class(value: Any) -> type | None:
+    """Return a class that msgspec cannot decode from JSON, and that is `value` or within this type, or None."""
+    left: list[Any] = [msgspec.inspect.type_info(value)]
+    seen = set()
+    while left:
+        info = left.pop()
+        if id(info) in seen:  # a type that contains itself
+            continue
+        seen.add(id(info))
+        # msgspec takes any class, and leaves an unknown one to a `dec_hook`. It decodes `object` as any JSON.
+        if isinstance(info, msgspec.inspect.CustomType) and info.cls is not object:
+            return info.cls
+        if isinstance(info, tuple):
+            left += info
+        elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
+            left += (getattr(info, name) for name in info.__struct_fields__)
+    return None

@@ -35,6 +35,13 @@ class Plain:
     """A class that msgspec cannot decode."""
 
 
+class Page(msgspec.Struct):
+    """A value that contains itself, and a class that msgspec cannot decode."""
+
+    next: Page | None
+    parts: dict[str, tuple[int, Plain]]
+
+
 def clicks(builder: StreamsBuilder | None = None) -> Stream:
     return (builder or StreamsBuilder()).stream("clicks")
 
@@ -101,6 +108,8 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("value=Plain: msgspec", lambda: StreamsBuilder().table("t", Plain)),
     ("value=Plain: msgspec", lambda: StreamsBuilder().global_table("t", Plain)),
     ("value=Plain: msgspec", lambda: StreamsBuilder().add_store("t", Plain)),
+    ("value=list: msgspec cannot decode the class Plain", lambda: StreamsBuilder().stream("t", list[Plain])),
+    ("value=Page: msgspec cannot decode the class Plain", lambda: StreamsBuilder().stream("t", Page)),
     ("ErrorHandlers: deserialize must be one of dead_letter", lambda: ErrorHandlers("nope")),  # type: ignore[arg-type]
 ]
 
