@@ -205,14 +205,24 @@ def result_of(mutants: list[Mutant], explained: list[dict[str, str]]) -> Result:
     return Result(survivors, figures, failures)
 
 
+def arguments_of(words: list[str], modules: list[str]) -> argparse.Namespace:
+    """Parse the words of a command line. Without modules in it, all of `modules` are meant."""
+    parser = argparse.ArgumentParser(prog="scripts/mutate")
+    parser.add_argument("modules", nargs="*", metavar="MODULE")
+    parser.add_argument("--sample", type=int, help="so many mutants of each module, chosen at random")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args(words)
+    # With `choices`, argparse would reject an empty list.
+    if unknown := set(given.modules) - set(modules):
+        parser.error(f"not in scripts/mutants.toml: {', '.join(sorted(unknown))}")
+    given.modules = given.modules or modules
+    return given
+
+
 def main() -> int:
     """Print each module's survivors and share; 1 if a module fails."""
     known = tomllib.loads((ROOT / "scripts/mutants.toml").read_text(encoding="utf-8"))
-    parser = argparse.ArgumentParser(prog="scripts/mutate")
-    parser.add_argument("modules", nargs="*", default=list(known["modules"]), choices=[*known["modules"], []])
-    parser.add_argument("--sample", type=int, help="so many mutants of each module, chosen at random")
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    given = arguments_of(sys.argv[1:], list(known["modules"]))
     has_failed = False
     with copy_of_the_checkout() as copy:
         for module in given.modules:

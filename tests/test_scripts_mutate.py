@@ -32,6 +32,15 @@ def source_of(module: str, definition: str | None) -> str:
     return "\n".join(ast.get_source_segment(text, node) or "" for node in found)
 
 
+def test_all_modules_are_the_default() -> None:
+    """Without modules on the command line, all are mutated. A module that is not listed is rejected."""
+    modules = list(LIST["modules"])
+    assert MUTATE["arguments_of"](["--sample", "3"], modules).modules == modules
+    assert MUTATE["arguments_of"](modules[1:2], modules).modules == modules[1:2]
+    with pytest.raises(SystemExit):
+        MUTATE["arguments_of"](["shared/other.py"], modules)
+
+
 MUTATED = """\
 @cache
 def one(a: int, *b: str) -> list[int]:
