@@ -73,7 +73,8 @@ def _undecodable_class(value: Any) -> type | None:
     seen = set()
     while left:
         info = left.pop()
-        if id(info) in seen:  # a type that contains itself
+        # A type may contain itself.
+        if id(info) in seen:
             continue
         seen.add(id(info))
         # msgspec takes any class, and leaves an unknown one to a `dec_hook`. It decodes `object` as any JSON.
