@@ -139,10 +139,10 @@ def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) 
     # The grace, the emission and the output topics are not compared: they only affect later records.
     if [one.name for one in stored] != [one.name for one in own]:
         raise SchemaMismatch(f"{_other_stores(stored, own)}. {STORES_STAY}")
-    for number, (old, new) in enumerate(zip(stored, own, strict=True)):
+    for old, new in zip(stored, own, strict=True):
         for field in ("kind", "key", "source", "gap_ms", "size_ms", "advance_ms"):
             if getattr(old, field) != getattr(new, field):
-                difference = f"store {number}: {field} was {getattr(old, field)!r}, is now {getattr(new, field)!r}"
+                difference = f"store {new.name!r}: {field} was {getattr(old, field)!r}, is now {getattr(new, field)!r}"
                 # The new name may have been that of another topic of the old topology, with records for another store.
                 is_renamed = field == "source" and old.source.endswith(REPARTITION_SUFFIX)
                 raise SchemaMismatch(f"{difference}. {REPARTITION_TOPICS_STAY if is_renamed else WINDOWS_STAY}")
@@ -157,7 +157,7 @@ def _other_stores(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...])
     now = [one.name for one in own]
     changes = [f"{name!r} is new" for name in now if name not in was]
     changes += [f"{name!r} is gone" for name in was if name not in now]
-    changes = changes or ["their order changed"]
+    changes = changes or ["their order changed: create them in the old order"]
     had, has = (", ".join(map(repr, names)) or "none" for names in (was, now))
     return f"the state has the stores {had}, the topology has {has}: {', '.join(changes)}"
 

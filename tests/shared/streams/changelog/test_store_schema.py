@@ -62,13 +62,13 @@ MAY_CHANGE = {
 
 @pytest.mark.parametrize(("kind", "what", "now"), STAYS)
 def test_definitions_of_windows_may_not_change(kind: str, what: str, now: Any) -> None:
-    """The message has the store's number, the field, its old and new value, and both ways out."""
+    """The message has the store's name, the field, its old and new value, and both ways out."""
     was = STORES[kind]
     other = msgspec.structs.replace(was, name="beside")
     with pytest.raises(SchemaMismatch) as raised:
         check_schema((other, was), (other, msgspec.structs.replace(was, **{what: now})))
     message = str(raised.value)
-    assert message.startswith(f"store 1: {what} was {getattr(was, what)!r}, is now {now!r}. ")
+    assert message.startswith(f"store {was.name!r}: {what} was {getattr(was, what)!r}, is now {now!r}. ")
     for way_out in ("Run the topology as it was", "an application_id of its own", "`penstock streams reset`"):
         assert way_out in message
 
@@ -110,7 +110,7 @@ def test_a_commit_with_another_window_definition_is_rejected(kind: str, what: st
     reader = ChangelogReader(changes.append, stores=(msgspec.structs.replace(was, **{what: now}),))
     reader.feed_record(0, None, fmt.encode_takeover(1, Takeover("app", "host", 0)))
     reader.feed_record(1, b"a", fmt.encode_live(0, 1, 1, 0, 0, b"state"))
-    progress = Progress("app", "exactly_once", {"in": 7}, 0, {"s": 0}, {}, {}, (was,), 0)
+    progress = Progress("app", "exactly_once", {"in": 7}, {"s": 0}, {}, {}, (was,), 0)
     with pytest.raises(SchemaMismatch, match=what):
         reader.feed_record(2, None, fmt.encode_progress(1, 1, progress))
     assert (changes, reader.progress) == ([], None)
