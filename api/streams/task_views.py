@@ -139,14 +139,14 @@ class MissingPartition(TypedDict):
 
 
 class WindowRow(TypedDict):
-    """One open window of a store; `states` are the states of its aggregations, as JSON values."""
+    """One open window of a store; `results` are those of its aggregations by name, as JSON values."""
 
     store: of.Store
     partition: of.Partition
     key: of.RecordKey
     start_ms: of.TimeMs
     end_ms: of.TimeMs
-    states: Annotated[list[Any], Field(examples=[[3]])]
+    results: Annotated[dict[str, Any], Field(examples=[{"events": 3}])]
 
 
 class OpenWindows(TypedDict):

@@ -14,7 +14,9 @@ from penstock.api.streams.task_views import WindowRow
 from penstock.services.aggregator.key_filter import KeyFilter, key_text
 from penstock.shared.common.row_positions import OpenPosition
 from penstock.shared.streams.changelog.store_schema import WINDOWED
+from penstock.shared.streams.runtime.queries import results_of
 from penstock.shared.streams.runtime.worker_tasks import OwnedTask
+from penstock.shared.streams.state.store_builder import StoreBuilder
 from penstock.shared.streams.state_store import StateStoreRow, is_open
 
 ROWS_LOOKED_AT_MAX = 20_000
@@ -54,20 +56,20 @@ def open_windows(
     them.
     """
     searched = [
-        (name, partition, owned.task.topology.stores[name].schema.key, kept)
+        (name, partition, owned.task.topology.stores[name], kept)
         for partition, owned in tasks.items()
         if owned.task is not None
         for name, kept in owned.task.stores.items()
         if store in (None, name) and owned.task.topology.stores[name].schema.kind in WINDOWED
     ]
-    found: dict[OpenPosition, StateStoreRow] = {}
+    found: dict[OpenPosition, tuple[StateStoreRow, StoreBuilder]] = {}
     unseen = 0
     # Small stores come first, so that larger ones get the rows that these leave of their shares.
     searched.sort(key=lambda one: len(one[-1]))
     left = ROWS_LOOKED_AT_MAX
-    for i, (name, partition, key_type, kept) in enumerate(searched):
+    for i, (name, partition, builder, kept) in enumerate(searched):
         share = max(1, left // (len(searched) - i))
-        exact = (row for key in key_filter.exact(key_type) for row in kept.rows_of(key))
+        exact = (row for key in key_filter.exact(builder.schema.key) for row in kept.rows_of(key))
         # The rows are in no defined order. The call for the next page reads the same rows again.
         first = list(islice(kept.rows(), share))
         left -= len(first)
@@ -76,11 +78,11 @@ def open_windows(
         matching = chain(exact, (row for row in first if key_filter.has(row.key)))
         positioned = {_open_position(name, partition, row): row for row in matching if is_open(row)}
         wanted = (position for position in positioned if after is None or position > after)
-        found |= {position: positioned[position] for position in heapq.nsmallest(limit + 1, wanted)}
+        found |= {position: (positioned[position], builder) for position in heapq.nsmallest(limit + 1, wanted)}
     positions = heapq.nsmallest(limit + 1, found)
     last = positions[limit - 1] if len(positions) > limit else None
     return FoundOpenWindows(
-        [_open_window_as_json(position, found[position]) for position in positions[:limit]], last, unseen
+        [_open_window_as_json(position, *found[position]) for position in positions[:limit]], last, unseen
     )
 
 
@@ -88,31 +90,31 @@ def _open_position(store: str, partition: int, row: StateStoreRow) -> OpenPositi
     return OpenPosition(-row.end, store, partition, key_text(row.key), row.start)
 
 
-def _open_window_as_json(position: OpenPosition, row: StateStoreRow) -> WindowRow:
+def _open_window_as_json(position: OpenPosition, row: StateStoreRow, builder: StoreBuilder) -> WindowRow:
     return WindowRow(
         store=position.store,
         partition=position.partition,
         key=position.key,
         start_ms=row.start,
         end_ms=row.end,
-        states=[state_as_json(state) for state in row.states],
+        results=result_as_json(results_of(row, builder)),
     )
 
 
-def state_as_json(state: Any) -> Any:
-    """Return the state of an open window as JSON values.
+def result_as_json(result: Any) -> Any:
+    """Return results of an open window as JSON values.
 
     Bytes become text. Any other value without JSON form becomes its type's name.
 
-    >>> state_as_json([1, b"a", None]), state_as_json(object())
-    ([1, 'a', None], '<object>')
+    >>> result_as_json({"a": [1, b"a", None], "b": object()})
+    {'a': [1, 'a', None], 'b': '<object>'}
     """
-    if state is None or isinstance(state, str | int | float | bool):
-        return state
-    if isinstance(state, bytes):
-        return state.decode(errors="backslashreplace")
-    if isinstance(state, list | tuple):
-        return [state_as_json(each) for each in state]
-    if isinstance(state, dict):
-        return {str(name): state_as_json(each) for name, each in state.items()}
-    return f"<{type(state).__name__}>"
+    if result is None or isinstance(result, str | int | float | bool):
+        return result
+    if isinstance(result, bytes):
+        return result.decode(errors="backslashreplace")
+    if isinstance(result, list | tuple):
+        return [result_as_json(each) for each in result]
+    if isinstance(result, dict):
+        return {str(name): result_as_json(each) for name, each in result.items()}
+    return f"<{type(result).__name__}>"

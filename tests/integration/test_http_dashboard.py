@@ -64,8 +64,12 @@ class Streams:
 
     def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> OpenWindows:
         at_ms = SYSTEM_CLOCK.now_ms() - 600_000
-        ann = WindowRow(store="sessions", partition=0, key="ann", start_ms=at_ms, end_ms=at_ms + 240_000, states=[3])
-        bob = WindowRow(store="sessions", partition=0, key="bob", start_ms=at_ms, end_ms=at_ms + 90_000, states=[1])
+        ann = WindowRow(
+            store="sessions", partition=0, key="ann", start_ms=at_ms, end_ms=at_ms + 240_000, results={"n": 3}
+        )
+        bob = WindowRow(
+            store="sessions", partition=0, key="bob", start_ms=at_ms, end_ms=at_ms + 90_000, results={"n": 1}
+        )
         if continuation == "bob-next":
             return {"windows": [bob], "continuation": None, "unseen": 0}
         found = [row for row in (ann, bob) if key in row["key"]][:limit]

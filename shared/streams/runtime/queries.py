@@ -278,7 +278,11 @@ def _query_key(key: str | bytes, key_type: KeyType) -> str | bytes:
 def _store_row_as_dict(row: StateStoreRow, builder: StoreBuilder) -> dict[str, Any]:
     if builder.schema.kind == "table":
         return {"key": row.key, "value": row.states[0]}
-    named = zip(builder.schema.aggregations, builder.aggregations, row.states, strict=True)
-    results = {schema.name: aggregation.result(state) for schema, aggregation, state in named if schema.name != LATEST}
     bounds = {} if builder.schema.is_table else {"start": row.start, "end": row.end}
-    return {"key": row.key, **bounds, **results}
+    return {"key": row.key, **bounds, **results_of(row, builder)}
+
+
+def results_of(row: StateStoreRow, builder: StoreBuilder) -> dict[str, Any]:
+    """Return the results of a row's aggregations by their names."""
+    named = zip(builder.schema.aggregations, builder.aggregations, row.states, strict=True)
+    return {schema.name: aggregation.result(state) for schema, aggregation, state in named if schema.name != LATEST}

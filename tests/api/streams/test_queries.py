@@ -40,7 +40,7 @@ class View:
     def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> OpenWindows:
         if continuation == "wrong":
             raise WrongContinuation("continuation 'wrong' is invalid")
-        row = WindowRow(store="sessions", partition=0, key="ann", start_ms=1, end_ms=2, states=[3])
+        row = WindowRow(store="sessions", partition=0, key="ann", start_ms=1, end_ms=2, results={"n": 3})
         found = [row][:limit] if key in "ann" and store in (None, "sessions") else []
         return {"windows": found, "continuation": continuation, "unseen": 0}
 

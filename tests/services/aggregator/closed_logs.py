@@ -66,7 +66,7 @@ def progress(
 ) -> tuple[None, bytes]:
     closed = {"s": time_ms - store.close_delay_ms}
     body = Progress(
-        "app", guarantee, {"in": commit}, time_ms, {"s": time_ms}, {}, {}, (store,), 0, close_times_ms=closed
+        "app", guarantee, {"in": commit}, {"s": time_ms}, {"in": time_ms}, {}, (store,), 0, close_times_ms=closed
     )
     return None, encode_progress(epoch, commit, body)
 

@@ -65,7 +65,7 @@ class Instance:
         ends = {(p, key): p + i % 3 for p in self.running for i, key in enumerate(self.keys or [self.name])}
         positions = sorted(OpenPosition(-end, "s", p, key, 0) for (p, key), end in ends.items())
         rest = [position for position in positions if after is None or position > after]
-        rows: Any = [{**one._asdict(), "end_ms": -one.negated_end_ms, "states": []} for one in rest[:limit]]
+        rows: Any = [{**one._asdict(), "end_ms": -one.negated_end_ms, "results": {}} for one in rest[:limit]]
         last = rest[limit - 1] if len(rest) > limit else None
         return {"windows": rows, "continuation": pages.encode(last), "unseen": 1}
 

@@ -32,9 +32,16 @@ def tasks() -> dict[int, Any]:
     return held
 
 
-def task_of(store: WindowStore, key_type: str, kind: str = "session") -> Any:
-    schema = SimpleNamespace(schema=SimpleNamespace(key=key_type, kind=kind))
-    return SimpleNamespace(stores={store.name: store}, topology=SimpleNamespace(stores={store.name: schema}))
+def task_of(store: WindowStore, key_type: str, kind: str = "session", aggregations: int = 2) -> Any:
+    names = [SimpleNamespace(name=name) for name in ("count", "latest")[:aggregations]]
+    builder = SimpleNamespace(
+        schema=SimpleNamespace(key=key_type, kind=kind, aggregations=names),
+        aggregations=[
+            SimpleNamespace(result=lambda state: state),
+            SimpleNamespace(result=lambda state: [state]),
+        ][:aggregations],
+    )
+    return SimpleNamespace(stores={store.name: store}, topology=SimpleNamespace(stores={store.name: builder}))
 
 
 def found(store: str | None, key: str, limit: int) -> list[Any]:
@@ -53,7 +60,12 @@ def test_windows_are_ordered_by_end_and_found_by_key() -> None:
     assert [w["key"] for w in found(None, "", 1)] == ["bob"]
     assert found("other", "", 10) == []
     (row,) = found(None, "bob", 10)
-    assert (row["partition"], row["start_ms"], row["end_ms"], row["states"]) == (0, 10, 15, [1, {"x": "y"}])
+    assert (row["partition"], row["start_ms"], row["end_ms"], row["results"]) == (
+        0,
+        10,
+        15,
+        {"count": 1, "latest": [{"x": "y"}]},
+    )
 
 
 @pytest.mark.parametrize("name", [None, "sessions"])
@@ -71,7 +83,7 @@ def test_a_closed_sliding_window_is_not_open() -> None:
     store.load("k", 10, 20, [1])
     store.load("k", 21, 31, [1])
     store.begin(31, 31)
-    held: Any = {0: SimpleNamespace(task=task_of(store, "string"))}
+    held: Any = {0: SimpleNamespace(task=task_of(store, "string", aggregations=1))}
     for search in ("", "k"):
         assert [w["start_ms"] for w in open_windows(held, None, KeyFilter(search), 10).windows] == [21]
 

@@ -49,7 +49,7 @@ from penstock.shared.testing.fake_broker import FakeCluster
 from tests import lake_tables
 from tests.services.aggregator.closed_logs import CODEC, STORE
 
-PROGRESS = Progress("app", "exactly_once", {}, 5, {}, {}, {}, (STORE,), 0)
+PROGRESS = Progress("app", "exactly_once", {}, {}, {}, {}, (STORE,), 0)
 
 
 def test_an_unreadable_state_is_located() -> None:

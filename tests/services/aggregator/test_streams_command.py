@@ -337,7 +337,7 @@ async def test_the_position_of_a_truncated_changelog_comes_from_the_lake(
 
 
 def progress(**sources: int) -> Progress:
-    return Progress("app", "exactly_once", sources, 0, {}, {}, {}, (), 0)
+    return Progress("app", "exactly_once", sources, {}, {}, {}, (), 0)
 
 
 def test_the_plan_names_unchanged_offsets() -> None:

@@ -344,7 +344,7 @@ def test_a_kept_closed_window_of_the_snapshot_is_not_open() -> None:
 
 def entries(store: StoreSchema, commit: int, live: bytes) -> list[tuple[bytes | None, bytes]]:
     """A commit of one live window from 0 to 5 with this state, written with this schema."""
-    progress = Progress("app", "exactly_once", {}, 5, {}, {}, {}, (store,), 0)
+    progress = Progress("app", "exactly_once", {}, {}, {}, {}, (store,), 0)
     return [(b"k", encode_live(0, 1, commit, 0, 5, live)), (None, encode_progress(1, commit, progress))]
 
 
