@@ -168,7 +168,6 @@ class ChangelogWriter:
                 self.application,
                 "exactly_once",
                 {"source": self._positions[partition]},
-                0,
                 {"s": 0},
                 {},
                 {},

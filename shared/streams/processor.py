@@ -73,7 +73,9 @@ class ProcessorContext(Protocol[KForward, VForward]):
 
     @property
     def stream_time_ms(self) -> int:
-        """The highest timestamp of records that were not rejected; -1 before the first. Idleness also advances it."""
+        """The stream time of the node's sub-topology: the highest timestamp of its source topics' records that were not
+        rejected; -1 before the first. Idleness also advances it.
+        """
         ...
 
     @property

@@ -14,9 +14,9 @@ time stays on the grid:
 >>> queue.may_punctuate(99), called
 (False, [21])
 
-A task has one queue for each of the two types (`TaskSchedules`). After a restore it continues the grids of named
-schedules. A grid is identified by the schedule's node, name, type and interval. So one processor in two nodes has two
-grids, and a schedule with a new type or interval begins a new grid.
+A task has a queue for the wall clock, and one for the stream time of each sub-topology (`TaskSchedules`). After a
+restore it continues the grids of named schedules. A grid is identified by the schedule's node, name, type and interval.
+So one processor in two nodes has two grids, and a schedule with a new type or interval begins a new grid.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Schedule:
 
 
 class PunctuationQueue:
-    """The schedules of one task and one type, earliest first."""
+    """The schedules of one task that follow the same time, earliest first."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Schedule]] = []
@@ -146,7 +146,8 @@ class TaskSchedules:
     """The punctuation schedules of one task."""
 
     def __init__(self) -> None:
-        self.stream_time = PunctuationQueue()
+        self.stream_time: dict[tuple[str, ...], PunctuationQueue] = {}
+        """By the source topics that drive the stream time."""
         self.wall_clock = PunctuationQueue()
         self.restored: dict[str, int] = {}
         """The restored due times of named schedules that were not scheduled again yet."""
@@ -165,8 +166,12 @@ class TaskSchedules:
         start: Start,
         name: str | None,
         node: str | None,
+        topics: tuple[str, ...],
     ) -> Schedule:
-        """Add a punctuation, as `ProcessorContext.schedule`; `node` is the processor's, None for the task's owner."""
+        """Add a punctuation, as `ProcessorContext.schedule`; `node` is the processor's, None for the task's owner.
+
+        The source topics `topics` drive the stream time of a STREAM_TIME schedule.
+        """
         ms = duration_ms(interval, "schedule: interval")
         start_ms = _grid_start_ms(start)
         if not isinstance(type_, PunctuationType):
@@ -203,7 +208,8 @@ class TaskSchedules:
         else:
             # As StreamTask.schedule: stream time is aligned with 0, the wall clock with now.
             due = 0 if is_stream_time else now_ms + ms
-        made = (self.stream_time if is_stream_time else self.wall_clock).schedule(ms, due, callback, grid)
+        queue = self.stream_time.setdefault(topics, PunctuationQueue()) if is_stream_time else self.wall_clock
+        made = queue.schedule(ms, due, callback, grid)
         if full_name is not None:
             if len(self._named) >= self._sweep_at:
                 self._named = {key: one for key, one in self._named.items() if not one.cancelled}
@@ -215,14 +221,17 @@ class TaskSchedules:
         """Return the next due times to commit, by grid.
 
         A restored grid without a schedule is included until its due time has passed by more than its interval.
-        Otherwise the grids of names that are never used again would accumulate.
+        Otherwise the grids of names that are never used again would accumulate. `stream_time_ms` is the lowest stream
+        time of the task's sub-topologies.
         """
         kept = {
             grid: due
             for grid, due in self.restored.items()
             if not _is_outdated(grid, due, stream_time_ms=stream_time_ms, now_ms=now_ms)
         }
-        return kept | self.stream_time.grids_ms() | self.wall_clock.grids_ms()
+        for queue in (*self.stream_time.values(), self.wall_clock):
+            kept |= queue.grids_ms()
+        return kept
 
 
 def _is_outdated(grid: str, due_ms: int, *, stream_time_ms: int, now_ms: int) -> bool:

@@ -201,6 +201,15 @@ class Topology:
         found = dict.fromkeys(map(id, group.values()))
         return [[n for n in self.nodes if id(group[n]) == one] for one in found]
 
+    def source_topics_by_node(self) -> dict[str, tuple[str, ...]]:
+        """Return, for each node, the source topics of its sub-topology."""
+        found = {}
+        for names in self.sub_topologies():
+            nodes = [self.nodes[name] for name in names]
+            topics = tuple(node.topic for node in nodes if isinstance(node, SourceNode))
+            found.update(dict.fromkeys(names, topics))
+        return found
+
     def sources(self) -> list[SourceNode]:
         return [n for n in self.nodes.values() if isinstance(n, SourceNode)]
 

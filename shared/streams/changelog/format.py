@@ -111,14 +111,13 @@ class Progress(msgspec.Struct, frozen=True):
     """The owner's processing guarantee."""
     sources: dict[str, int]
     """The next offset to read in this partition, by source topic. Empty until `input`, if present, is done."""
-    stream_time_ms: int
-    """The task's stream time."""
     operator_times_ms: dict[str, int]
     """The stream time of each windowed, aggregating or joining operator by the name of its store (of a join, the left
     one); -1 before its first record."""
     source_times_ms: dict[str, int]
-    """The time of each source topic: the highest timestamp of its records, plus the time that the task was idle since.
-    A topic without a record is absent."""
+    """The time of each source topic: the highest timestamp of its records. While a task is idle, the time of a topic
+    that is no repartition topic advances by the clock, and that of a repartition topic to the lowest watermark. A topic
+    without a record is absent."""
     grids_ms: dict[str, int]
     """The next due time of each named punctuation schedule (`punctuation`)."""
     stores: tuple[StoreSchema, ...]
@@ -134,6 +133,11 @@ class Progress(msgspec.Struct, frozen=True):
     closed. An operator that never closes has none, nor has one before its first record."""
     input: BatchInput | msgspec.UnsetType = msgspec.UNSET
     """Present if a batch read history from files."""
+
+    @property
+    def stream_time_ms(self) -> int:
+        """The task's stream time: the highest time of its source topics; -1 before the first record."""
+        return max(self.source_times_ms.values(), default=-1)
 
     def open_from_ms(self, store: StoreSchema) -> int:
         """Return the time below which a live entry's end means that the entry's window is closed.

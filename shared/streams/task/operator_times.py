@@ -6,13 +6,14 @@ would close its windows before the others' results arrive. So it advances only t
 come. That is the minimum of two times: the earliest result that an operator above may still forward, and the lowest
 watermark (`watermarks`) of all tasks that write to a repartition topic above.
 
-The records of a source topic may also reach a repartition topic without passing an operator. Therefore each source
-topic has a time of its own: the highest timestamp of its records, plus the time that the task was idle since.
+Each source topic has a time of its own: the highest timestamp of its records. The stream time of a sub-topology, which
+drives the punctuation of its nodes, is the highest time of its source topics. Without a record, the time of a topic
+advances by the time that the task's source topics were idle, and that of a repartition topic to the lowest watermark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from penstock.shared.streams.changelog.format import Progress
@@ -29,8 +30,8 @@ class Above(NamedTuple):
 
 
 class OperatorTimes:
-    """The operators of one task, parents first, the times of its source topics, and the watermarks that it has read
-    since it started."""
+    """The times of one task's source topics and operators (parents first), and the watermarks that it has read since it
+    started."""
 
     def __init__(self, topology: Topology, processors: Mapping[str, Processor]) -> None:
         self.operators = [p for p in processors.values() if isinstance(p, TimedProcessor)]
@@ -47,6 +48,7 @@ class OperatorTimes:
             sink.topic: [external[name] for name in external.keys() & topology.above([sink.name], without=passed)]
             for sink in internal
         }
+        self._internal = frozenset(topology.internal_topics())
         self.source_times_ms: dict[str, int] = {}
         self._watermarks: dict[str, dict[int, Watermark]] = {}
 
@@ -66,8 +68,12 @@ class OperatorTimes:
             operator.stream_time_ms = progress.operator_times_ms.get(operator.store_name, NO_TIME)
             operator.close_time_ms = progress.close_times_ms.get(operator.store_name)
 
+    def stream_time_ms(self, topics: Iterable[str]) -> int:
+        """Return the highest time of these source topics, or NO_TIME before their first record."""
+        return max([self.source_times_ms.get(topic, NO_TIME) for topic in topics], default=NO_TIME)
+
     def advance_source(self, topic: str, timestamp_ms: int) -> None:
-        """Advance a source topic's time to the timestamp of a record that was processed, if it is higher."""
+        """Advance a source topic's time to the timestamp of a record, if it is higher."""
         self.source_times_ms[topic] = max(self.source_times_ms.get(topic, NO_TIME), timestamp_ms)
 
     def take(self, topic: str, watermark: Watermark) -> None:
@@ -75,13 +81,16 @@ class OperatorTimes:
         self._watermarks.setdefault(topic, {})[watermark.partition] = watermark
 
     def advance(self, ms: int) -> None:
-        """Advance each source topic by `ms`, and each operator that has had a record.
+        """Advance each source topic and each operator that has had a record.
 
-        An operator advances by `ms` if no operator and no repartition topic is above it, otherwise to the limit that
-        these set.
+        A source topic advances by `ms`, but a repartition topic to its lowest watermark. An operator advances by `ms`
+        if no operator and no repartition topic is above it, otherwise to the limit that these set.
         """
-        for topic in self.source_times_ms:
-            self.source_times_ms[topic] += ms
+        for topic, time_ms in self.source_times_ms.items():
+            if topic not in self._internal:
+                self.source_times_ms[topic] = time_ms + ms
+            elif (limit := self._lowest_watermark(topic)) is not None and limit != NO_LIMIT:
+                self.source_times_ms[topic] = max(limit, time_ms)
         # Parents come first, so that an operator follows its parents' new times in the same call.
         for operator in self.operators:
             if operator.stream_time_ms == NO_TIME:
@@ -114,13 +123,19 @@ class OperatorTimes:
         """Return the earliest time that may still come from above; None if a topic's watermarks are incomplete."""
         known = [o.results_from_ms() for o in above.operators if o.stream_time_ms != NO_TIME]
         for topic in above.topics:
-            watermarks = self._watermarks.get(topic, {})
-            # A task that has not sent its watermark may still send earlier results. Watermarks are in no changelog, so
-            # after a restart time waits until every task has sent one again.
-            if not watermarks or len(watermarks) < next(iter(watermarks.values())).tasks:
+            if (lowest := self._lowest_watermark(topic)) is None:
                 return None
-            known += [watermark.time_ms for watermark in watermarks.values()]
+            known.append(lowest)
         return min(known, default=NO_LIMIT)
+
+    def _lowest_watermark(self, topic: str) -> int | None:
+        """Return the lowest watermark of a repartition topic; None if those of some tasks are missing."""
+        watermarks = self._watermarks.get(topic, {})
+        # A task that has not sent its watermark may still send earlier results. Watermarks are in no changelog, so
+        # after a restart time waits until every task has sent one again.
+        if not watermarks or len(watermarks) < next(iter(watermarks.values())).tasks:
+            return None
+        return min(watermark.time_ms for watermark in watermarks.values())
 
 
 def _sources_and_operators_above(topology: Topology, processors: Mapping[str, Processor], name: str) -> Above:

@@ -243,7 +243,7 @@ class NodeContext:
 
     @property
     def stream_time_ms(self) -> int:
-        return self._task.stream_time_ms
+        return self._task.stream_time_of(self._node.name)
 
     @property
     def now_ms(self) -> int:

@@ -31,7 +31,6 @@ from penstock.shared.streams.windows.window_store import WindowStore
 def restore_progress(task: StreamTask, progress: Progress) -> None:
     """Check the stored schema, and restore times, offsets and the grids of schedules; call it before `initialize`."""
     check_schema(progress.stores, task.schemas)
-    task.stream_time_ms = progress.stream_time_ms
     task.sources = dict(progress.sources)
     task.source_ids = dict(progress.source_ids)
     task.idle_ms = progress.idle_ms

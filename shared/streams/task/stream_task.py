@@ -146,6 +146,7 @@ class StreamTask:
         # Processors, by node.
         self._processor_nodes = ProcessorNodes(topology, record_bytes_max, self.add_output, self.source_record)
         self._processors = self._processor_nodes.processors
+        self._source_topics = topology.source_topics_by_node()
         self._routes = {s.topic: (s, self._processor_nodes.forward_to(s.name)) for s in topology.sources()}
         self.vectorized_executors: dict[str, VectorizedExecutor] = {}
 
@@ -154,7 +155,6 @@ class StreamTask:
         # By source topic, the next offset to read, and the topic id that this offset belongs to.
         self.sources: dict[str, int] = {}
         self.source_ids: dict[str, str] = {}
-        self.stream_time_ms = NO_TIME
         self.times = OperatorTimes(topology, self._processors)
         self.schedules = TaskSchedules()
         # The sum of all advances of time without records.
@@ -274,7 +274,7 @@ class StreamTask:
         try:
             # After the very record that makes it due, as in TopologyTestDriver. Kafka Streams' StreamThread punctuates
             # after a run of up to `numIterations` records, so there the moment depends on how records were fetched.
-            self.schedules.stream_time.may_punctuate(self.stream_time_ms)
+            self._punctuate_stream_time(last.topic)
         except Exception as e:
             raise self._mark_failed(f"a STREAM_TIME punctuation after {coordinates_of(last)}", e) from e
 
@@ -318,11 +318,9 @@ class StreamTask:
             stage = STAGE_PROCESS
             # As in RecordQueue, a record that cannot be decoded moves no time. Unlike in PartitionGroup, neither does
             # one that a node rejects (`roll_back`): a wrong timestamp may be the reason why it is rejected.
-            if record.timestamp > self.stream_time_ms:
-                self.stream_time_ms = record.timestamp
+            self.times.advance_source(record.topic, record.timestamp)
             headers = without_origin_headers(record.headers) if source.is_internal else record.headers
             forward(Record(key, value, record.timestamp, headers))
-            self.times.advance_source(record.topic, record.timestamp)
         except Exception as e:
             # A dead letter can be replayed. This record would then be counted twice.
             if any(store.touched for store in self.stores.values()):
@@ -356,15 +354,15 @@ class StreamTask:
         self.metrics.rejected_at["dead_letters"] = coordinates_of(record)
 
     def mark(self) -> TaskMark:
-        """Return the number of outputs and late records, and stream time, for `roll_back`."""
-        return TaskMark(len(self.outputs), self.late_records, len(self.late_rows), self.stream_time_ms)
+        """Return the numbers of outputs and late records, and the times of the source topics, for `roll_back`."""
+        return TaskMark(len(self.outputs), self.late_records, len(self.late_rows), dict(self.times.source_times_ms))
 
     def roll_back(self, mark: TaskMark) -> None:
-        """Drop all outputs and late records since `mark`, and set stream time back: dead letters do not advance it."""
+        """Drop all outputs and late records since `mark`, and set times back: dead letters do not advance them."""
         self.outputs.roll_back(mark.outputs)
         del self.late_rows[mark.late_rows :]
         self.late_records = mark.late_records
-        self.stream_time_ms = mark.stream_time_ms
+        self.times.source_times_ms = mark.source_times_ms
 
     def _mark_failed(self, subject: str, error: Exception) -> ProcessingFailed:
         """Mark the task as failed, because it holds half of a change: it is never committed again."""
@@ -396,12 +394,11 @@ class StreamTask:
         """
         if self.failed is not None or self.stream_time_ms == NO_TIME:
             return
-        self.stream_time_ms += ms
         self.needs_commit = True
         try:
             self.times.advance(ms)
             self.idle_ms += ms
-            self.schedules.stream_time.may_punctuate(self.stream_time_ms)
+            self._punctuate_stream_time()
         except Exception as e:
             raise self._mark_failed(f"an advance of partition {self.partition}'s time by {ms} ms", e) from e
 
@@ -420,6 +417,21 @@ class StreamTask:
             self.needs_commit = True
             # 0 ms: only the operators behind the topic advance, as far as the new limit allows.
             self.advance_time(0)
+
+    @property
+    def stream_time_ms(self) -> int:
+        """The highest time of all source topics, or NO_TIME before the first record."""
+        return self.times.stream_time_ms(self.times.source_times_ms)
+
+    def stream_time_of(self, node: str) -> int:
+        """Return the stream time of the node's sub-topology, or NO_TIME before its first record."""
+        return self.times.stream_time_ms(self._source_topics[node])
+
+    def _punctuate_stream_time(self, topic: str | None = None) -> None:
+        """Call the STREAM_TIME schedules that are due: those that this source topic drives, by default all."""
+        for topics, queue in tuple(self.schedules.stream_time.items()):
+            if topic is None or topic in topics:
+                queue.may_punctuate(self.times.stream_time_ms(topics))
 
     def punctuate_wall_clock(self, now_ms: int) -> None:
         """Call the WALL_CLOCK_TIME schedules that are due.
@@ -444,14 +456,17 @@ class StreamTask:
         name: str | None = None,
         node: str | None = None,
     ) -> Schedule:
-        """As `ProcessorContext.schedule`. Without `node` the schedule belongs to no node, but to the task's owner.
+        """As `ProcessorContext.schedule`.
+
+        Without `node` the schedule belongs to the task's owner, and all source topics drive its stream time.
 
         Raises IllegalState before `initialize` and from `close` on.
         """
         if self.not_running_reason is not None:
             raise IllegalState(self.not_running_reason)
+        topics = tuple(self._routes) if node is None else self._source_topics[node]
         add = self.schedules.schedule
-        return add(interval, type, callback, now_ms=self.now_ms, start=start, name=name, node=node)
+        return add(interval, type, callback, now_ms=self.now_ms, start=start, name=name, node=node, topics=topics)
 
     # --- commit ---
 
@@ -523,17 +538,21 @@ class StreamTask:
             application=self.application,
             guarantee=self.guarantee,
             sources=dict(self.sources),
-            stream_time_ms=self.stream_time_ms,
             operator_times_ms=self.times.by_store(),
             source_times_ms=dict(self.times.source_times_ms),
             close_times_ms=self.times.close_times(),
-            grids_ms=self.schedules.grids_ms(self.stream_time_ms, now_ms),
+            grids_ms=self.schedules.grids_ms(self._lowest_stream_time_ms(), now_ms),
             stores=self.schemas,
             wall_ms=now_ms,
             source_ids=dict(self.source_ids),
             idle_ms=self.idle_ms,
             input=self.input,
         )
+
+    def _lowest_stream_time_ms(self) -> int:
+        """Return the lowest stream time of the sub-topologies that have had a record, or NO_TIME."""
+        times = {self.times.stream_time_ms(topics) for topics in set(self._source_topics.values())}
+        return min(times - {NO_TIME}, default=NO_TIME)
 
     def _late_entries(self) -> list[EntryColumns]:
         """Return the changelog entries of `late_rows`, and empty it."""

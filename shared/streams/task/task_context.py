@@ -28,12 +28,13 @@ Guarantee = Literal["exactly_once", "at_least_once"]
 
 
 class TaskMark(NamedTuple):
-    """The numbers of outputs and late records, and stream time, before a record or an output, for `roll_back`."""
+    """The numbers of outputs and late records, and the times of the source topics, before a record or an output, for
+    `roll_back`."""
 
     outputs: int
     late_records: int
     late_rows: int
-    stream_time_ms: int
+    source_times_ms: dict[str, int]
 
 
 class TaskContext(Protocol):
@@ -45,7 +46,6 @@ class TaskContext(Protocol):
     changelog_id: str | None
 
     # Times and positions.
-    stream_time_ms: int
     now_ms: int
     times: OperatorTimes
     schedules: TaskSchedules
@@ -102,6 +102,9 @@ class TaskContext(Protocol):
 
     def count_skipped(self, reason: str, records: int = 1) -> None:
         """Count skipped records."""
+
+    def stream_time_of(self, node: str) -> int:
+        """Return the stream time of the node's sub-topology."""
 
     def mark(self) -> TaskMark:
         """Return the task's current mark."""

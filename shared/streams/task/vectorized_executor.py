@@ -137,15 +137,18 @@ class VectorizedExecutor:
 
     def _records_until_schedule_due(self, timestamps: Int64Array) -> int:
         """Return the number of records until a STREAM_TIME schedule is due, with the record that makes it due."""
-        due = self._task.schedules.stream_time.next_due_ms()
-        if due is None:
-            return len(timestamps)
-        # A schedule that was made in `init` or by a wall-clock punctuation is due already. It fires after the next
-        # record.
-        if due <= self._task.stream_time_ms:
-            return 1
-        is_due = timestamps >= due
-        return int(np.argmax(is_due)) + 1 if is_due.any() else len(timestamps)
+        until = len(timestamps)
+        for topics, queue in self._task.schedules.stream_time.items():
+            due = queue.next_due_ms() if self._source.topic in topics else None
+            if due is None:
+                continue
+            # A schedule that was made in `init` or by a wall-clock punctuation is due already. It fires after the next
+            # record.
+            if due <= self._task.times.stream_time_ms(topics):
+                return 1
+            is_due = timestamps[:until] >= due
+            until = int(np.argmax(is_due)) + 1 if is_due.any() else until
+        return until
 
     def _take_part(self, columns: Columns, values: DecodedBatch, start: int, stop: int) -> int:
         """Process the records from `start` up to `stop` until the kernel rejects one. Return its index, or `stop`."""
@@ -176,10 +179,9 @@ class VectorizedExecutor:
         except Exception as e:
             raise task.half_processed(e) from e
         if stop > start:
-            # Skipped and filtered records advance the task's time too, as when they are processed one by one. They do
+            # Skipped and filtered records advance the topic's time too, as when they are processed one by one. They do
             # not advance the operator's.
             timestamp_ms = int(columns.timestamps[start:stop].max())
-            task.stream_time_ms = max(task.stream_time_ms, timestamp_ms)
             task.times.advance_source(columns.topic, timestamp_ms)
             task.processed(columns.record(stop - 1), stop - start)
         return stop

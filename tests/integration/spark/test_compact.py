@@ -137,7 +137,7 @@ def test_tables_equal_the_committed_work_after_each_compaction(
     owner.changelog.append((None, log.encode_takeover(2, log.Takeover(simulation.name, "new", 0))))
     owner.changelog.append((b"zombie", log.encode_live(0, 1, 99, 5, 6, state)))
     owner.changelog.append((b"zombie", log.encode_final(0, 1, 99, 5, 6, 7, state)))
-    stale = log.Progress(simulation.name, "exactly_once", {simulation.name: 9}, 1, {}, {}, {}, (owner.store,), 0)
+    stale = log.Progress(simulation.name, "exactly_once", {simulation.name: 9}, {}, {}, {}, (owner.store,), 0)
     owner.changelog.append((None, log.encode_progress(1, 99, stale)))
     simulation.feed(200, seed=2)
     owner.changelog.append((b"torn", log.encode_live(0, 2, owner.commit_number + 1, 5, 6, state)))
@@ -156,7 +156,7 @@ def test_tables_equal_the_committed_work_after_each_compaction(
 
     live_before = live_in_lake(tmp_path, simulation)
     changed = msgspec.structs.replace(owner.store, aggregations=owner.store.aggregations[:-1])
-    progress = log.Progress(simulation.name, "exactly_once", {}, 1, {}, {}, {}, (changed,), 0)
+    progress = log.Progress(simulation.name, "exactly_once", {}, {}, {}, {}, (changed,), 0)
     owner.changelog.append((None, log.encode_progress(2, owner.commit_number + 2, progress)))
     topics.write(simulation)
     with pytest.raises(SchemaMismatch, match=r"'banks'.* aggregations"):

@@ -33,7 +33,7 @@ def audit(spark: Any, **settings: Any) -> None:
 def test_an_unreachable_kafka_is_logged_early(spark: Any, tmp_path: Path, job: Callable[..., None], port: int) -> None:
     """Each job logs a warning with the address that it cannot reach, and fails later."""
     schemas = sessions().of_application("app").schemas()
-    body = msgspec.json.encode(Progress("app", "exactly_once", {}, -1, {}, {}, {}, tuple(schemas), 0))
+    body = msgspec.json.encode(Progress("app", "exactly_once", {}, {}, {}, {}, tuple(schemas), 0))
     lake_tables.write_state(tmp_path, "app", schemas, [lake_tables.progress(0, 0, body)])
     # The jobs' addresses differ, since a process repeats the warning only after a while.
     kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}", request_timeout_ms=4_000)

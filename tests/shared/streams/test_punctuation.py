@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.common.errors import ConfigError, IllegalState
+from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import (
@@ -482,8 +483,74 @@ def test_the_first_grid_is_committed_before_anything_happens() -> None:
     assert not driver.task.needs_commit
 
 
+# --- the stream time of sub-topologies ---
+
+
+class _Ticking(Processor):
+    """Notes each punctuation of a STREAM_TIME schedule, and the stream time at each record."""
+
+    def __init__(self, ticks: list[int], times: list[int]) -> None:
+        self._ticks = ticks
+        self._times = times
+
+    def init(self, context: ProcessorContext) -> None:
+        super().init(context)
+        context.schedule(1_000, STREAM, self._ticks.append, name="tick")
+
+    def process(self, record: Record) -> None:
+        self._times.append(self.context.stream_time_ms)
+        self.context.forward(record)
+
+
+def test_a_sub_topologys_stream_time_is_that_of_its_own_topics() -> None:
+    """Records of another sub-topology's topic, far ahead, drive no schedule, also after a restore."""
+    ticks, times = list[int](), list[int]()
+    builder = StreamsBuilder()
+    builder.stream("carts").process(lambda: _Ticking(ticks, times)).to("out")
+    builder.stream("audit").to("audit-copy")
+    driver = TopologyTestDriver(builder.build())
+    for topic, timestamp in (("carts", 100), ("audit", 90_000), ("carts", 200)):
+        driver.pipe(topic, key=b"a", value=b"{}", timestamp=timestamp)
+    driver.crash()
+    driver.restore()
+    for topic, timestamp in (("audit", 91_000), ("carts", 1_500)):
+        driver.pipe(topic, key=b"a", value=b"{}", timestamp=timestamp)
+    assert (ticks, times) == ([100, 1_500], [100, 200, 1_500])
+    assert driver.task.stream_time_ms == 91_000
+
+
+def test_records_of_a_repartition_topic_drive_no_schedule_above_it() -> None:
+    """Each side of a repartition topic has its own stream time, however far ahead the other one is."""
+    above, below, times = list[int](), list[int](), list[int]()
+    builder = StreamsBuilder()
+    stream = builder.stream("in").process(lambda: _Ticking(above, times))
+    ahead = stream.map(lambda record: Record("x", record.value, record.timestamp + 50_000))
+    counts = ahead.group_by_key().tumbling_window(1_000).aggregate("w", n=Count()).on_update()
+    counts.process(lambda: _Ticking(below, [])).to("out")
+    pipe(driver := TopologyTestDriver(builder.build()), 100, 200, 1_500)
+    assert (above, below, times) == ([100, 1_500], [50_100, 51_500], [100, 200, 1_500])
+    assert driver.task.metrics.dead_letters_total == 0
+
+
+def test_an_idle_repartition_topics_time_follows_the_watermarks() -> None:
+    """Without a record, the stream time behind a repartition topic follows the watermarks, not the clock."""
+    above, below = list[int](), list[int]()
+    builder = StreamsBuilder()
+    stream = builder.stream("in").process(lambda: _Ticking(above, []))
+    early = stream.map(lambda record: Record("x", record.value, record.timestamp - 90))
+    counts = early.group_by_key().tumbling_window(1_000).aggregate("w", n=Count()).on_update()
+    counts.process(lambda: _Ticking(below, [])).to("out")
+    pipe(driver := TopologyTestDriver(builder.build(), idle_timeout_ms=500), 100)
+    for _ in range(3):
+        driver.advance_wall_clock(500)
+    assert (above, below) == ([100, 1_100], [10, 1_100])
+
+
+TOPICS = ("in",)
+
+
 def add_schedule(schedules: TaskSchedules, name: str, start: int = 10**9) -> Schedule:
-    at_node = {"now_ms": 0, "start": start, "name": name, "node": "n"}
+    at_node = {"now_ms": 0, "start": start, "name": name, "node": "n", "topics": TOPICS}
     return schedules.schedule(1, PunctuationType.STREAM_TIME, lambda _: None, **at_node)  # type: ignore[arg-type]
 
 
@@ -495,7 +562,7 @@ def test_cancelled_schedules_are_forgotten(count: int) -> None:
     for i in range(5_000):
         add_schedule(schedules, f"timer-{i}").cancel()
         assert len(schedules._named) <= max(SWEEP_MIN, 2 * count)
-        assert len(schedules.stream_time._heap) <= max(SWEEP_MIN, 2 * count)
+        assert len(schedules.stream_time[TOPICS]._heap) <= max(SWEEP_MIN, 2 * count)
     assert sorted(schedules.grids_ms(0, 0)) == [f"n/kept-{i:03} (stream_time, every 1 ms)" for i in range(count)]
     assert not any(schedule.cancelled for schedule in kept)
 
@@ -508,14 +575,14 @@ def test_cancelled_schedules_are_removed_when_their_number_has_doubled() -> None
     sizes = []
     for i in range(SWEEP_MIN + 1):
         add_schedule(schedules, f"timer-{i}").cancel()
-        sizes.append((len(schedules._named), len(schedules.stream_time._heap)))
+        sizes.append((len(schedules._named), len(schedules.stream_time[TOPICS]._heap)))
     assert sizes == [(size, size) for size in (*range(SWEEP_MIN + 1, 2 * SWEEP_MIN + 1), SWEEP_MIN + 1)]
 
 
 def test_a_clock_that_was_ahead_stops_no_wall_clock_schedule() -> None:
     """A restored time two days ahead is due on its grid within an interval. A given start stays."""
     now, interval, day = 1_800_000_000_000, 300_000, 86_400_000
-    wall = {"node": None, "callback": lambda _: None, "type_": PunctuationType.WALL_CLOCK_TIME}
+    wall = {"node": None, "topics": TOPICS, "callback": lambda _: None, "type_": PunctuationType.WALL_CLOCK_TIME}
 
     def due(schedules: TaskSchedules, now_ms: int, start: int | None) -> Schedule:
         return schedules.schedule(interval, now_ms=now_ms, start=start, name="compaction", **wall)  # type: ignore[arg-type]
@@ -538,7 +605,8 @@ def wall_clock_due(
     schedules: TaskSchedules, now_ms: int = 1_000, start: Start = None, name: str | None = "mine"
 ) -> int:
     of = PunctuationType.WALL_CLOCK_TIME
-    return schedules.schedule(300, of, lambda _: None, now_ms=now_ms, start=start, name=name, node=None).due_ms
+    of_owner = {"node": None, "topics": TOPICS}
+    return schedules.schedule(300, of, lambda _: None, now_ms=now_ms, start=start, name=name, **of_owner).due_ms  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -621,12 +689,12 @@ def test_a_callback_of_the_tasks_owner_is_checked() -> None:
 
 def test_many_that_live_are_all_called() -> None:
     """Removing cancelled schedules keeps all others, in their order."""
-    schedules, called = TaskSchedules(), []
+    queue, called = PunctuationQueue(), []
     for i in range(10 * SWEEP_MIN):
-        made = schedules.stream_time.schedule(10**9, 1_000 - i, lambda _, i=i: called.append(i))  # type: ignore[misc]
+        made = queue.schedule(10**9, 1_000 - i, lambda _, i=i: called.append(i))  # type: ignore[misc]
         if i % 3:
             made.cancel()
-    schedules.stream_time.may_punctuate(1_000)
+    queue.may_punctuate(1_000)
     assert called == [i for i in reversed(range(10 * SWEEP_MIN)) if i % 3 == 0]
 
 

@@ -56,7 +56,7 @@ from penstock.shared.testing.manual_clock import ManualClock
 
 
 def progress(**given: Any) -> Progress:
-    return Progress("app", "exactly_once", given.pop("sources", {}), -1, {}, {}, {}, (), 0, **given)
+    return Progress("app", "exactly_once", given.pop("sources", {}), {}, {}, {}, (), 0, **given)
 
 
 def held(latest: dict[str, dict[int, int]]) -> dict[str, TopicOffsets]:

@@ -262,7 +262,7 @@ OTHER = AggregationSchema.of("n", Max("delay"))
 
 
 def known(*stores: StoreSchema) -> dict[str, Any]:
-    progress = Progress("app", "exactly_once", {}, 0, {}, {}, {}, stores, 0)
+    progress = Progress("app", "exactly_once", {}, {}, {}, {}, stores, 0)
     return {"progress": msgspec.json.encode(progress).decode()}
 
 

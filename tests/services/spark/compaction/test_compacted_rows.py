@@ -102,7 +102,14 @@ def progress(
     stream_time_ms: int = 0,
 ) -> Entry:
     progress_record = log.Progress(
-        "app", "exactly_once", {"source": read}, stream_time_ms, {"s": 0}, {}, dict(grids_ms or {}), stores, wall_ms
+        "app",
+        "exactly_once",
+        {"source": read},
+        {"s": 0},
+        {"source": stream_time_ms},
+        dict(grids_ms or {}),
+        stores,
+        wall_ms,
     )
     return None, log.encode_progress(epoch, commit, progress_record)
 

@@ -396,7 +396,7 @@ def apply_retention(
     state: Path, expired_ms: int, stores: tuple[StoreSchema, ...], tables: dict[str, str], **settings_: Any
 ) -> None:
     """Maintain the tables with a `state` that has the limit `expired_ms`."""
-    body = msgspec.json.encode(Progress("app", "exactly_once", {}, 0, {}, {}, {}, stores, 0)).decode()
+    body = msgspec.json.encode(Progress("app", "exactly_once", {}, {}, {}, {}, stores, 0)).decode()
     row = {"row": "progress", "partition": 0, "changelog_offset": 9, "progress": body, "expired_ms": expired_ms}
     write_deltalake(str(state), pa.Table.from_pylist([row], PROGRESS), mode="overwrite")
     maintenance = TableMaintenance(CompactSettings(application="a", lake="lake", **settings_), str)

@@ -72,7 +72,7 @@ def final(epoch: int, commit: int, key: bytes, start: int = 0, end: int = 0) -> 
 
 def progress(epoch: int, commit: int, at: int = 0, stores: tuple[StoreSchema, ...] = (STORE,)) -> Written:
     return None, fmt.encode_progress(
-        epoch, commit, Progress("app", "exactly_once", {"in": at}, 0, {"s": 0}, {}, {}, stores, 0)
+        epoch, commit, Progress("app", "exactly_once", {"in": at}, {"s": 0}, {}, {}, stores, 0)
     )
 
 
@@ -597,7 +597,7 @@ TAKEOVERS = st.builds(lambda epoch: (None, fmt.encode_takeover(epoch, Takeover("
 
 
 def progress_of(epoch: int, commit: int, stores: tuple[StoreSchema, ...]) -> Written:
-    return None, fmt.encode_progress(epoch, commit, Progress("app", "exactly_once", {}, 0, {}, {}, {}, stores, 0))
+    return None, fmt.encode_progress(epoch, commit, Progress("app", "exactly_once", {}, {}, {}, {}, stores, 0))
 
 
 ANY_ENTRIES = st.one_of(

@@ -142,7 +142,7 @@ def test_columns_restore_the_same_as_single_changes(
                 log.append((key, fmt.encode_final(number, 1, commit, start, start + index, 99, state)))
             else:
                 log.append((key, fmt.encode_deleted(number, 1, commit, start)))
-        progress = Progress("app", "exactly_once", {}, -1, {}, {}, {}, schemas, 0)
+        progress = Progress("app", "exactly_once", {}, {}, {}, {}, schemas, 0)
         log.append((None, fmt.encode_progress(1, commit, progress)))
     restored = [StreamTask(topology, 0, application="app") for _ in range(2)]
     bounds = sorted({0, len(log), *(end for end in ends if end < len(log))})
@@ -165,7 +165,7 @@ def test_the_entry_that_cannot_be_read_is_found_among_others(invalid: bytes) -> 
     (schema,) = task.topology.schemas()
     entries = [(b"k%d" % i, pack(task, i, invalid if i == 3 else b"1")) for i in range(5)]
     values = [fmt.encode_live(0, 1, 1, 0, 5, state) for _, state in entries]
-    progress = Progress("app", "exactly_once", {}, -1, {}, {}, {}, (schema,), 0)
+    progress = Progress("app", "exactly_once", {}, {}, {}, {}, (schema,), 0)
     reader = ChangelogReader(partial(restore_changes, task), epoch=1)
     with pytest.raises(CorruptEntry) as raised:
         reader.feed(
@@ -180,7 +180,7 @@ def test_a_state_that_a_later_one_replaces_is_read_too() -> None:
     task = new_task()
     (schema,) = task.topology.schemas()
     values = [fmt.encode_live(0, 1, 1, 0, 5, state) for state in (b"short", pack(task, 1, b"1"))]
-    values.append(fmt.encode_progress(1, 1, Progress("app", "exactly_once", {}, -1, {}, {}, {}, (schema,), 0)))
+    values.append(fmt.encode_progress(1, 1, Progress("app", "exactly_once", {}, {}, {}, {}, (schema,), 0)))
     reader = ChangelogReader(partial(restore_changes, task), epoch=1)
     with pytest.raises(CorruptEntry) as raised:
         reader.feed(np.arange(3), [b"k", b"k", None], values)
