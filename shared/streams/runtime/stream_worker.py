@@ -330,10 +330,15 @@ class StreamWorker(RebalanceListener):
 
         A suspended task is restored instead if this member missed a generation, if the task has no position in one of
         its source topics, or if the ids of these topics cannot be looked up. Raises SourceTopicChanged if a topic of a
-        task that continues was deleted and created again.
+        task that continues was deleted and created again, and ConfigError if a source topic got more partitions.
         """
         if self._leaving:
             return
+        if added := {at.topic for at in partitions if at.partition >= self.source_partitions}:
+            raise ConfigError(
+                f"{', '.join(sorted(added))} got more partitions, but the application was started for "
+                f"{self.source_partitions}. Start it again: it then checks its topics, and says what to do"
+            )
         async with self._lock:
             await self._handle_ended_commits(await self._commits.settle())
             assigned = {at.partition for at in partitions}

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.common.errors import InconsistentGroupProtocol
+from penstock.shared.common.errors import ConfigError, InconsistentGroupProtocol
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
@@ -80,6 +80,16 @@ async def _has_offsets(chain: Chain, admin: Admin) -> bool:
 
 async def _has_tasks(worker: StreamWorker) -> bool:
     return bool(worker.tasks())
+
+
+async def test_partitions_that_are_added_end_the_worker() -> None:
+    """A source topic that gets more partitions has no task for them. The error names the topic and the old number."""
+    async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
+        worker = chain.worker()
+        async with running(worker):
+            await until(lambda: _has_tasks(worker))
+            with pytest.raises(ConfigError, match=r"clicks got more partitions.* started for 2"):
+                await worker.on_partitions_assigned(frozenset({TopicPartition(TOPIC, 1), TopicPartition(TOPIC, 2)}))
 
 
 Partitions = frozenset[TopicPartition]
