@@ -75,11 +75,17 @@ class ClusterState:
         topic = self.topics.get(tp.topic)
         return topic.partitions[tp.partition] if topic and 0 <= tp.partition < len(topic.partitions) else None
 
-    def led(self, node: int, tp: TopicPartition) -> Partition | ErrorCode:
-        """A partition if the node leads it, otherwise the error code."""
+    def led(self, node: int, tp: TopicPartition, known_epoch: int = -1) -> Partition | ErrorCode:
+        """A partition if the node leads it under the epoch that the client knows (-1: none), otherwise the error code.
+
+        A replica compares the epochs first, as in Kafka, even if it is not the leader.
+        """
         partition = self.partition(tp)
         if partition is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if node in partition.replicas and known_epoch >= 0 and known_epoch != partition.leader_epoch:
+            is_old = known_epoch < partition.leader_epoch
+            return ErrorCode.FENCED_LEADER_EPOCH if is_old else ErrorCode.UNKNOWN_LEADER_EPOCH
         return partition if partition.leader == node else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def all_partitions(self) -> Iterator[Partition]:

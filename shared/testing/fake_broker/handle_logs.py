@@ -171,12 +171,10 @@ def _has_min_bytes(state: ClusterState, request: Request) -> bool:
     committed = request.body.isolation_level == READ_COMMITTED
     found = 0
     for topic, row in request.rows():
-        partition = state.led(request.node, TopicPartition(topic.name, row.partition))
+        partition = state.led(request.node, TopicPartition(topic.name, row.partition), row.current_leader_epoch)
         if isinstance(partition, ErrorCode) or not row.fetch_offset <= partition.log.end_offset:
             return True
         if row.fetch_offset < partition.log.start_offset:
-            return True
-        if epoch_error(row.current_leader_epoch, partition.leader_epoch) is not ErrorCode.NONE:
             return True
         if _diverging_epoch_response(partition, row) is not None:
             return True
@@ -193,11 +191,9 @@ def _fetch_response(state: ClusterState, request: Request) -> Message:
 
     def fetch_partition(tp: TopicPartition, row: Message) -> Message:
         nonlocal left, any_taken
-        partition = state.led(request.node, tp)
+        partition = state.led(request.node, tp, row.current_leader_epoch)
         if isinstance(partition, ErrorCode):
             return Message(partition=tp.partition, error_code=partition, records=b"")
-        if (code := epoch_error(row.current_leader_epoch, partition.leader_epoch)) is not ErrorCode.NONE:
-            return Message(partition=tp.partition, error_code=code, records=b"")
         log = partition.log
         if (gone := _diverging_epoch_response(partition, row)) is not None:
             return gone
@@ -243,13 +239,6 @@ def _diverging_epoch_response(partition: Partition, row: Message) -> Message | N
     )
 
 
-def epoch_error(known: int, current: int) -> ErrorCode:
-    """The error for the leader epoch that a client knows (-1: none)."""
-    if known < 0 or known == current:
-        return ErrorCode.NONE
-    return ErrorCode.FENCED_LEADER_EPOCH if known < current else ErrorCode.UNKNOWN_LEADER_EPOCH
-
-
 def list_offsets(state: ClusterState, request: Request) -> Response:
     """Handle ListOffsets: return an offset of each partition.
 
@@ -259,11 +248,9 @@ def list_offsets(state: ClusterState, request: Request) -> Response:
     committed = request.body.isolation_level == READ_COMMITTED
 
     def find_offset(tp: TopicPartition, row: Message) -> Message:
-        partition = state.led(request.node, tp)
+        partition = state.led(request.node, tp, row.current_leader_epoch)
         if isinstance(partition, ErrorCode):
             return Message(partition=tp.partition, error_code=partition)
-        if (code := epoch_error(row.current_leader_epoch, partition.leader_epoch)) is not ErrorCode.NONE:
-            return Message(partition=tp.partition, error_code=code)
         log = partition.log
         if row.timestamp == EARLIEST:
             found = TimedOffset(log.start_offset, -1)

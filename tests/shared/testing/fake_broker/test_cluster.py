@@ -300,6 +300,28 @@ def test_a_moved_leader_takes_over_the_log() -> None:
         assert code == ErrorCode.FENCED_LEADER_EPOCH
 
 
+@pytest.mark.parametrize(
+    ("node", "codes"),
+    [
+        (1, ["NOT_LEADER_OR_FOLLOWER", "FENCED_LEADER_EPOCH", "NOT_LEADER_OR_FOLLOWER", "UNKNOWN_LEADER_EPOCH"]),
+        (2, ["NONE", "FENCED_LEADER_EPOCH", "NONE", "UNKNOWN_LEADER_EPOCH"]),
+        (3, ["NOT_LEADER_OR_FOLLOWER"] * 4),
+    ],
+    ids=["old leader", "leader", "no replica"],
+)
+def test_replicas_compare_the_epoch_first(node: int, codes: list[str]) -> None:
+    """A replica compares a client's leader epoch (none, old, current, future) before it checks whether it leads."""
+    state = state_of()
+    state.create_topic("t", 1, 1, {})
+    state.move_leader(T0, 2)
+    epochs = (-1, 0, 1, 2)
+    fetched = [fetch(state, node, current_leader_epoch=epoch).topics[0].partitions[0] for epoch in epochs]
+    rows = [Message(partition=0, current_leader_epoch=epoch, timestamp=-1) for epoch in epochs]
+    found = [send_request(state, Api.LIST_OFFSETS, node, topics=[Message(name="t", partitions=[row])]) for row in rows]
+    assert [ErrorCode(row.error_code).name for row in fetched] == codes
+    assert [ErrorCode(one.topics[0].partitions[0].error_code).name for one in found] == codes
+
+
 def test_an_unknown_leader_is_a_key_error() -> None:
     """A leader must be a node of the cluster, and the partition must exist."""
     state = state_of()
