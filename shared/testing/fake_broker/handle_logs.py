@@ -193,7 +193,7 @@ def _fetch_response(state: ClusterState, request: Request) -> Message:
         nonlocal left, any_taken
         partition = state.led(request.node, tp, row.current_leader_epoch)
         if isinstance(partition, ErrorCode):
-            return Message(partition=tp.partition, error_code=partition, records=b"")
+            return Message(partition=tp.partition, error_code=partition)
         log = partition.log
         if (gone := _diverging_epoch_response(partition, row)) is not None:
             return gone
@@ -202,7 +202,7 @@ def _fetch_response(state: ClusterState, request: Request) -> Message:
         left -= len(found.data)
         any_taken = any_taken or bool(found.data)
         if found.code is not ErrorCode.NONE:
-            return Message(partition=tp.partition, error_code=found.code, records=b"")
+            return Message(partition=tp.partition, error_code=found.code)
         aborted = [Message(producer_id=one.producer_id, first_offset=one.first_offset) for one in found.aborted]
         return Message(
             partition=tp.partition,
@@ -225,7 +225,7 @@ def _diverging_epoch_response(partition: Partition, row: Message) -> Message | N
     index = partition.topic_partition.partition
     end = log.end_of_epoch(row.last_fetched_epoch, partition.leader_epoch)
     if end is None:
-        return Message(partition=index, error_code=ErrorCode.OFFSET_OUT_OF_RANGE, records=b"")
+        return Message(partition=index, error_code=ErrorCode.OFFSET_OUT_OF_RANGE)
     if end.epoch >= row.last_fetched_epoch and end.end_offset >= row.fetch_offset:
         return None
     return Message(
@@ -235,7 +235,6 @@ def _diverging_epoch_response(partition: Partition, row: Message) -> Message | N
         last_stable_offset=log.last_stable_offset,
         log_start_offset=log.start_offset,
         diverging_epoch=Message(epoch=end.epoch, end_offset=end.end_offset),
-        records=b"",
     )
 
 

@@ -397,7 +397,7 @@ topics []
       producer_id int64
       first_offset int64
     preferred_read_replica int32 11+ = -1
-    records ?bytes
+    records bytes
 """,
 )
 

@@ -558,6 +558,14 @@ def test_every_api_can_fail(api: Api) -> None:
         assert ErrorCode.BROKER_NOT_AVAILABLE in [getattr(row, "error_code", 0) for row in [read, *rows]]
 
 
+@pytest.mark.parametrize("version", [11, 12])
+def test_a_failed_fetch_has_empty_records(version: int) -> None:
+    """A fetch that fails has empty records, not null, which librdkafka cannot decode."""
+    schema = SUPPORTED_APIS[Api.FETCH].response
+    response, _ = schema.decode(schema.encode(failed_response(about(Api.FETCH), 29), version), version)
+    assert [row.records for topic in response.topics for row in topic.partitions] == [b""] * 3
+
+
 @pytest.mark.parametrize("api", [Api.DESCRIBE_CONFIGS, Api.INCREMENTAL_ALTER_CONFIGS], ids=lambda api: api.name.lower())
 def test_a_resource_that_fails_has_its_type_and_name(api: Api) -> None:
     """Clients find the error of a resource by its type and name."""
