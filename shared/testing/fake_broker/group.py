@@ -9,7 +9,8 @@
 In a rebalance, a join is answered when every member has joined, or when the slowest member's rebalance timeout has
 passed. Dynamic members that have not joined by then are removed. Static members remain (KIP-345). A sync is answered
 when the leader has sent the assignment. A member that sends no sync within the slowest member's rebalance timeout is
-removed. A member that sends nothing for its session timeout is removed, unless it waits for the response to its join.
+removed. A member that sends nothing for its session timeout is removed, unless it waits for the response to its join or
+sync.
 """
 
 from __future__ import annotations
@@ -62,6 +63,11 @@ class BrokerGroupMember:
     has_synced: bool = False
     joining: DelayedResponse | None = None
     syncing: DelayedResponse | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for the response to its join or sync. Until then it cannot send a heartbeat."""
+        return self.joining is not None or self.syncing is not None
 
     def metadata(self, protocol: str) -> bytes:
         return next((data for name, data in self.protocols if name == protocol), b"")
@@ -302,10 +308,10 @@ class BrokerGroup:
         def expire_session(at_ms: int) -> None:
             if self.members.get(member.member_id) is not member:
                 return
-            if member.joining is None and at_ms >= member.seen_ms + member.session_timeout_ms:
+            if not member.is_waiting and at_ms >= member.seen_ms + member.session_timeout_ms:
                 self._remove_member(member.member_id, at_ms)
                 return
-            since = at_ms if member.joining is not None else member.seen_ms
+            since = at_ms if member.is_waiting else member.seen_ms
             self.timers.at(since + member.session_timeout_ms, expire_session)
 
         self.timers.at(now_ms + member.session_timeout_ms, expire_session)
@@ -330,6 +336,7 @@ class BrokerGroup:
                 syncing = member.syncing
                 member.syncing = None
                 if syncing is not None:
+                    member.seen_ms = now_ms
                     syncing.complete(Message(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
             self._is_delayed = was_empty and self.initial_delay_ms > 0
             limit_ms = self.initial_delay_ms if self._is_delayed else self._rebalance_timeout_ms()

@@ -118,6 +118,24 @@ def test_a_follower_that_does_not_sync_is_removed() -> None:
     assert (group.state, list(group.members)) == (BrokerGroupState.PREPARING, [leader.member_id])
 
 
+def test_a_waiting_follower_needs_no_heartbeat() -> None:
+    """A follower whose sync waits for the leader's outlives its session. After the rebalance timeout, the leader is
+    removed."""
+    timers = Timers()
+    group = BrokerGroup("g", timers)
+    leader = stable(group)
+    second = group.join(VERSION, CLIENT, joining(), 0)
+    group.join(VERSION, CLIENT, joining(leader.member_id), 0)
+    waiting = group.sync(VERSION, identity(done(second)), 0)
+    for now in range(0, 5_000, 500):
+        group.heartbeat(identity(Message(member_id=leader.member_id, generation_id=2)), now)
+        timers.run(now)
+    assert (group.state, len(group.members)) == (BrokerGroupState.COMPLETING, 2)
+    timers.run(5_000)
+    assert done(waiting).error_code is ErrorCode.REBALANCE_IN_PROGRESS
+    assert list(group.members) == [second.value.member_id]
+
+
 def test_a_rebalance_without_a_join_goes_on() -> None:
     """If only static members are left and none of them joins, the rebalance has its full time again."""
     timers = Timers()
