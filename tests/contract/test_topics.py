@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.testing.fake_broker import Api, Message
+from penstock.shared.testing.fake_broker.configs import TOPIC_CONFIGS
 from tests.contract.conftest import Wire, code_name, created, until
 
 TOPIC = 2
@@ -58,6 +59,10 @@ async def test_invalid_topics(wire: Wire, name: str) -> None:
         ("retention_ms", ["-2", "inf", str(1 << 63)]),
         ("segment_bytes", [str((1 << 20) - 1)]),
         ("min_cleanable_dirty_ratio", ["1.1", "-0.1", "nan"]),
+        ("compression_gzip_level", ["-2", "0", "10"]),
+        ("compression_lz4_level", ["0", "18"]),
+        ("compression_zstd_level", ["-131073", "23"]),
+        ("local_retention_bytes", ["-3"]),
     ],
 )
 async def test_numbers_in_configs(wire: Wire, name: str, config: str, wrong: list[str]) -> None:
@@ -65,6 +70,14 @@ async def test_numbers_in_configs(wire: Wire, name: str, config: str, wrong: lis
     for value in wrong:
         assert await create(wire, name, **{config: value}) == "INVALID_CONFIG"
     assert await create(wire, name, min_cleanable_dirty_ratio="0.25", retention_bytes="-2") == "NONE"
+
+
+async def test_booleans_and_replicas_in_configs(wire: Wire, name: str) -> None:
+    """A boolean may have any case, and throttled replicas are pairs of numbers or "*"."""
+    assert await create(wire, name, preallocate="yes") == "INVALID_CONFIG"
+    assert await create(wire, name, leader_replication_throttled_replicas="none") == "INVALID_CONFIG"
+    replicas = {"leader_replication_throttled_replicas": "0:1,1:2", "follower_replication_throttled_replicas": "*"}
+    assert await create(wire, name, preallocate="True", remote_storage_enable=" FALSE", **replicas) == "NONE"
 
 
 async def test_validate_only_creates_nothing(wire: Wire, name: str) -> None:
@@ -128,7 +141,7 @@ async def test_configs_are_described_and_changed(wire: Wire, name: str) -> None:
     await until(are_changed)
     assert await alter("max.message.bytes", 0, "many") == "INVALID_CONFIG"
     assert await alter("max.message.bytes", 0, "1", f"{name}-none") == "UNKNOWN_TOPIC_OR_PARTITION"
-    assert "segment.bytes" in await configs()
+    assert set(await configs()) == set(TOPIC_CONFIGS)
 
 
 async def test_topics_grow(wire: Wire, name: str) -> None:
