@@ -58,7 +58,7 @@ class ClusterState:
 
     @property
     def controller(self) -> int:
-        """The node that creates and deletes topics."""
+        """The node that Metadata names as the controller. As in Kafka 4, every node accepts requests to it."""
         return min(self.alive, default=NO_LEADER)
 
     def coordinator(self, key: str) -> int:

@@ -86,9 +86,6 @@ ErrorAndMessage = tuple[ErrorCode, str]
 
 def create_topics(state: ClusterState, request: Request) -> Response:
     """Handle CreateTopics: create each valid topic."""
-    if request.node != state.controller:
-        rows = [Message(name=row.name, error_code=ErrorCode.NOT_CONTROLLER) for row in request.body.topics]
-        return Message(topics=rows)
     return Message(
         topics=[_create_topic(state, row, validate_only=request.body.validate_only) for row in request.body.topics]
     )
@@ -142,8 +139,6 @@ def delete_topics(state: ClusterState, request: Request) -> Response:
     """Handle DeleteTopics: delete each existing topic."""
 
     def delete_topic(name: str) -> ErrorCode:
-        if request.node != state.controller:
-            return ErrorCode.NOT_CONTROLLER
         if name not in state.topics:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         state.delete_topic(name)
@@ -157,8 +152,6 @@ def create_partitions(state: ClusterState, request: Request) -> Response:
 
     def create_partitions_of_topic(row: Message) -> ErrorAndMessage:
         topic = state.topics.get(row.name)
-        if request.node != state.controller:
-            return ErrorCode.NOT_CONTROLLER, "this is not the controller"
         if topic is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition."
         if row.count <= len(topic.partitions):

@@ -379,18 +379,18 @@ def test_topics_are_created_automatically() -> None:
     assert (response.topics[0].error_code, len(response.topics[0].partitions)) == (ErrorCode.NONE, 3)
 
 
-def test_only_the_controller_creates_topics() -> None:
-    """Another node rejects the creation, change and deletion of topics."""
+@pytest.mark.parametrize("node", [1, 2])
+def test_every_node_creates_topics(node: int) -> None:
+    """Every node accepts the creation, change and deletion of topics, not only the controller."""
     state = state_of()
     row = Message(name="t", num_partitions=1, replication_factor=1)
-    for api, body in (
-        (Api.CREATE_TOPICS, {"topics": [row]}),
-        (Api.DELETE_TOPICS, {"topic_names": ["t"]}),
-        (Api.CREATE_PARTITIONS, {"topics": [Message(name="t", count=2, assignments=None)]}),
+    for api, body, partitions in (
+        (Api.CREATE_TOPICS, {"topics": [row]}, 1),
+        (Api.CREATE_PARTITIONS, {"topics": [Message(name="t", count=2, assignments=None)]}, 2),
+        (Api.DELETE_TOPICS, {"topic_names": ["t"]}, 0),
     ):
-        assert send_request(state, api, 2, timeout_ms=1, **body).topics[0].error_code == ErrorCode.NOT_CONTROLLER
-    assert state.topics == {}
-    assert send_request(state, Api.CREATE_TOPICS, 1, timeout_ms=1, topics=[row]).topics[0].error_code == ErrorCode.NONE
+        assert send_request(state, api, node, timeout_ms=1, **body).topics[0].error_code == ErrorCode.NONE
+        assert len(list(state.all_partitions())) == partitions
 
 
 def test_replicas_can_be_chosen() -> None:
