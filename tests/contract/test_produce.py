@@ -92,6 +92,20 @@ async def test_a_damaged_batch_is_corrupt(log: Log) -> None:
     assert await produce_result(log, good) == ("NONE", 0)
 
 
+@pytest.mark.parametrize("size", [0, 30, -1])
+async def test_a_batch_that_is_cut_off_is_invalid(log: Log, size: int) -> None:
+    """Bytes without a whole batch get INVALID_RECORD, which a client does not retry."""
+    assert await produce_result(log, batch(b"value")[:size]) == ("INVALID_RECORD", -1)
+
+
+@pytest.mark.parametrize("length", [-5, 10, 40])
+async def test_a_batch_with_a_short_length_is_corrupt(log: Log, length: int) -> None:
+    """A batch whose length is below that of its header is CORRUPT_MESSAGE."""
+    good = batch(b"value")
+    damaged = good[:8] + length.to_bytes(4, "big", signed=True) + good[12:]
+    assert await produce_result(log, damaged) == ("CORRUPT_MESSAGE", -1)
+
+
 async def test_a_partition_gets_one_batch(log: Log) -> None:
     """Two batches for one partition in a request are an error."""
     assert await produce_result(log, batch(b"a") + batch(b"b")) == ("INVALID_RECORD", -1)

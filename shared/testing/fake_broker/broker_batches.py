@@ -98,16 +98,18 @@ class InvalidBatch(ValueError):
 def parse(data: bytes | None) -> BrokerBatch:
     """Parse the bytes of a produce request for one partition. Raises InvalidBatch if they are not one valid batch."""
     if not data or len(data) < HEADER.size:
-        raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, "no record batch")
+        raise InvalidBatch(ErrorCode.INVALID_RECORD, "no record batch")
     (_, length, _, magic, crc, attributes, last_delta, first_at, max_at, producer_id, epoch, sequence, count) = (
         HEADER.unpack_from(data)
     )
     if magic != MAGIC:
         raise InvalidBatch(ErrorCode.INVALID_RECORD, f"record batches have the format {MAGIC}, not {magic}")
-    if length + LENGTH_AT > len(data) or length + LENGTH_AT < HEADER.size:
+    if length + LENGTH_AT > len(data):
         raise InvalidBatch(
-            ErrorCode.CORRUPT_MESSAGE, f"the batch has {len(data) - LENGTH_AT} bytes, its header says {length}"
+            ErrorCode.INVALID_RECORD, f"the batch has {len(data) - LENGTH_AT} bytes, its header says {length}"
         )
+    if length + LENGTH_AT < HEADER.size:
+        raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, f"the length {length} is less than that of a header")
     if length + LENGTH_AT < len(data):
         raise InvalidBatch(ErrorCode.INVALID_RECORD, "more than one batch for a partition")
     if crc32c(memoryview(data)[CRC_COVERS_FROM:]) != crc:

@@ -87,9 +87,9 @@ def test_one_wrong_byte_is_found(at: int, value: int) -> None:
 @pytest.mark.parametrize(
     ("data", "code"),
     [
-        (None, ErrorCode.CORRUPT_MESSAGE),
-        (b"", ErrorCode.CORRUPT_MESSAGE),
-        (built(b"a")[:-1], ErrorCode.CORRUPT_MESSAGE),
+        (None, ErrorCode.INVALID_RECORD),
+        (b"", ErrorCode.INVALID_RECORD),
+        (built(b"a")[:-1], ErrorCode.INVALID_RECORD),
         (built(b"a") * 2, ErrorCode.INVALID_RECORD),
         (built(b"a")[:16] + b"\1" + built(b"a")[17:], ErrorCode.INVALID_RECORD),
         (marker(1, 0, committed=True, now_ms=0).data, ErrorCode.INVALID_RECORD),
