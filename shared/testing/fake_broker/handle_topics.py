@@ -26,7 +26,7 @@ def metadata(state: ClusterState, request: Request) -> Response:
     """Handle Metadata: return the running nodes, and the requested topics; all topics for null, or [] in version 0."""
     requested = request.body.topics
     if requested is None or (not requested and request.version < ALL_TOPICS_WHEN_EMPTY_BEFORE):
-        topics = [_describe_topic(topic) for topic in state.topics.values()]
+        topics = [_describe_topic(state, topic) for topic in state.topics.values()]
     else:
         may_create = request.version < ALLOW_AUTO_CREATE_SINCE or request.body.allow_auto_topic_creation
         topics = [_topic_metadata(state, row, may_create=may_create) for row in requested]
@@ -49,26 +49,26 @@ def _topic_metadata(state: ClusterState, row: Message, *, may_create: bool) -> M
         if name is None:
             return Message(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=row.topic_id)
     if name in state.topics:
-        return _describe_topic(state.topics[name])
+        return _describe_topic(state, state.topics[name])
     if not is_topic_name(name):
         return Message(error_code=ErrorCode.INVALID_TOPIC_EXCEPTION, name=name, topic_id=NO_UUID)
     if may_create and state.configs["auto.create.topics.enable"] == "true":
         factor = min(int(state.configs["default.replication.factor"]), len(state.nodes))
-        return _describe_topic(state.create_topic(name, int(state.configs["num.partitions"]), factor, {}))
+        return _describe_topic(state, state.create_topic(name, int(state.configs["num.partitions"]), factor, {}))
     return Message(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name, topic_id=NO_UUID)
 
 
-def _describe_topic(topic: BrokerTopic) -> Message:
+def _describe_topic(state: ClusterState, topic: BrokerTopic) -> Message:
     return Message(
         error_code=ErrorCode.NONE,
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
-        partitions=[_partition_metadata(one) for one in topic.partitions],
+        partitions=[_partition_metadata(state, one) for one in topic.partitions],
     )
 
 
-def _partition_metadata(one: Partition) -> Message:
+def _partition_metadata(state: ClusterState, one: Partition) -> Message:
     return Message(
         error_code=ErrorCode.LEADER_NOT_AVAILABLE if one.leader == NO_LEADER else ErrorCode.NONE,
         partition=one.topic_partition.partition,
@@ -76,7 +76,7 @@ def _partition_metadata(one: Partition) -> Message:
         leader_epoch=one.leader_epoch,
         replica_nodes=one.replicas,
         isr_nodes=one.isr,
-        offline_replicas=[],
+        offline_replicas=[node for node in one.replicas if node not in state.alive],
     )
 
 

@@ -358,15 +358,15 @@ def test_acks_all_needs_replicas() -> None:
 
 
 def test_metadata_lists_running_nodes() -> None:
-    """Stopped nodes are not listed, and a partition without a leader has an error and leader -1."""
+    """Stopped nodes are not listed. Their replicas are offline, and a partition without a leader has an error."""
     state = state_of(2)
     state.create_topic("t", 2, 1, {})
     state.node_stopped(1)
     response = send_request(state, Api.METADATA, 2, topics=None)
     assert [(one.node_id, one.port) for one in response.brokers] == [(2, 9_002)]
     assert response.controller_id == 2
-    rows = {one.partition: (one.error_code, one.leader_id) for one in response.topics[0].partitions}
-    assert rows == {0: (ErrorCode.LEADER_NOT_AVAILABLE, -1), 1: (ErrorCode.NONE, 2)}
+    rows = {p.partition: (p.error_code, p.leader_id, p.offline_replicas) for p in response.topics[0].partitions}
+    assert rows == {0: (ErrorCode.LEADER_NOT_AVAILABLE, -1, [1]), 1: (ErrorCode.NONE, 2, [])}
 
 
 def test_topics_are_created_automatically() -> None:
