@@ -80,6 +80,27 @@ async def test_booleans_and_replicas_in_configs(wire: Wire, name: str) -> None:
     assert await create(wire, name, preallocate="True", remote_storage_enable=" FALSE", **replicas) == "NONE"
 
 
+@pytest.mark.parametrize(
+    ("assignments", "result"),
+    [
+        ({0: [1], 1: [1]}, ("NONE", 2, 1)),
+        ({0: [7]}, ("INVALID_REPLICA_ASSIGNMENT", -1, -1)),
+        ({0: []}, ("INVALID_REPLICA_ASSIGNMENT", -1, -1)),
+        ({0: [1, 1]}, ("INVALID_REPLICA_ASSIGNMENT", -1, -1)),
+        ({1: [1]}, ("INVALID_REPLICA_ASSIGNMENT", -1, -1)),
+    ],
+    ids=["valid", "unknown node", "no node", "same node", "no partition 0"],
+)
+async def test_assigned_replicas(
+    wire: Wire, name: str, assignments: dict[int, list[int]], result: tuple[str, int, int]
+) -> None:
+    """The nodes of each partition can be chosen: different nodes of the cluster, for each partition from 0 on."""
+    rows = [Message(partition=partition, broker_ids=nodes) for partition, nodes in assignments.items()]
+    topic = Message(name=name, num_partitions=-1, replication_factor=-1, assignments=rows)
+    row = (await wire.request(Api.CREATE_TOPICS, topics=[topic], timeout_ms=5_000)).topics[0]
+    assert (code_name(row.error_code), row.num_partitions, row.replication_factor) == result
+
+
 async def test_validate_only_creates_nothing(wire: Wire, name: str) -> None:
     """With `validate_only` a topic is checked and not created."""
     topic = Message(name=name, num_partitions=1, replication_factor=1)

@@ -97,18 +97,18 @@ def _create_topic(state: ClusterState, row: Message, *, validate_only: bool) -> 
         code, message = error
         return Message(name=row.name, error_code=code, error_message=message, topic_id=NO_UUID, configs=None)
     configs = {one.name: one.value for one in row.configs}
+    assignments = {one.partition: one.broker_ids for one in row.assignments}
     count = row.num_partitions if row.num_partitions > 0 else int(state.configs["num.partitions"])
     factor = row.replication_factor if row.replication_factor > 0 else int(state.configs["default.replication.factor"])
     topic_id = NO_UUID
     if not validate_only:
-        assignments = {one.partition: one.broker_ids for one in row.assignments}
         topic_id = state.create_topic(row.name, count, min(factor, len(state.nodes)), configs, assignments).topic_id
     return Message(
         name=row.name,
         error_code=ErrorCode.NONE,
         topic_id=topic_id,
-        num_partitions=len(row.assignments) or count,
-        replication_factor=factor,
+        num_partitions=len(assignments) or count,
+        replication_factor=len(assignments[0]) if assignments else factor,
         configs=[],
     )
 
@@ -118,7 +118,14 @@ def _error_of_new_topic(state: ClusterState, row: Message) -> ErrorAndMessage | 
         return ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {row.name!r}"
     if row.name in state.topics:
         return ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{row.name}' already exists."
-    if not row.assignments:
+    if row.assignments:
+        if sorted(one.partition for one in row.assignments) != list(range(len(row.assignments))):
+            return ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence"
+        for one in row.assignments:
+            nodes = state.nodes.keys() & set(one.broker_ids)
+            if not nodes or len(nodes) != len(one.broker_ids):
+                return ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{one.broker_ids} are not different registered brokers"
+    else:
         if row.num_partitions == 0 or row.num_partitions < -1:
             return ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
         if row.replication_factor == 0 or row.replication_factor < -1:

@@ -398,7 +398,8 @@ def test_replicas_can_be_chosen() -> None:
     state = state_of()
     assignments = [Message(partition=0, broker_ids=[3, 1]), Message(partition=1, broker_ids=[2])]
     row = Message(name="t", num_partitions=-1, replication_factor=-1, assignments=assignments)
-    assert send_request(state, Api.CREATE_TOPICS, timeout_ms=1, topics=[row]).topics[0].num_partitions == 2
+    created = send_request(state, Api.CREATE_TOPICS, timeout_ms=1, topics=[row]).topics[0]
+    assert (created.num_partitions, created.replication_factor) == (2, 2)
     assert [(one.leader, one.replicas) for one in state.topics["t"].partitions] == [(3, [3, 1]), (2, [2])]
 
 
