@@ -179,7 +179,7 @@ class Service:
 
     async def stop(self) -> None:
         """Stop the service with SIGTERM, or with SIGKILL if it has not ended after its `stop_timeout_ms`."""
-        # Cleared first: `ended` must not take this end for an unexpected one.
+        # Cleared first: otherwise `ended` would report this end as an unexpected one.
         child = self._child
         self._child = None
         if child is not None:

@@ -86,7 +86,9 @@ class ChildProcess:
         1. If `log_file` is given, all output is appended to that file.
         2. If `on_line` is given, it is called with each line of standard error. The attributes `output` and
            `error_output` keep the end of standard output and standard error.
-        3. If both are None, the child shares this process's output. They cannot both be given.
+        3. If both are None, the child shares this process's output.
+
+        `log_file` and `on_line` cannot both be given.
 
         After this process has ended, the child's guard (`child_guard`) sends the child SIGTERM, and its group SIGKILL
         after `orphan_limit_ms`. The child inherits `pass_fds`. Raises ConfigError if the command cannot be started or

@@ -69,7 +69,7 @@ def replay(case: Case, state: StateDirectory | None = None) -> str | None:
 
 
 def replay_batches(case: Case, size: int, state: StateDirectory | None = None) -> str | None:
-    """As `replay`, but compares the net output of commits, one after each `size` records of a case with windows."""
+    """As `replay`, but after each `size` records of a case with windows, it commits and compares the net output."""
     if case["kind"] == "punctuation":
         return _replay_punctuation(case)
     driver = _make_driver(case, state, commit_each=False, deduplicate_updates=True, columns_min=1)

@@ -70,6 +70,8 @@ class TopologyTestDriver:
 
     - `now_ms`: the time at which the wall clock starts. If it is None, the clock starts at 0.
     - `commit_each`: whether to commit after each `pipe`, `pipe_columns` and `advance_wall_clock`.
+    - `guarantee`: as the application's setting `streams.processing_guarantee`.
+    - `partition`: the partition of the task and of its source records.
     - `deduplicate_updates`: if False, every update of a result is forwarded, as in Kafka Streams with caching off. If
       True, a commit forwards the last update of each result.
     - `errors`: if "raise", a record that cannot be processed raises ProcessingFailed. The message names the node and

@@ -41,7 +41,7 @@ SUFFIX = "-of-batch"
 class FinalJobs(msgspec.Struct, frozen=True):
     """The arguments of the demo's last Spark jobs.
 
-    `records` is the number of records that the audit must find in the source topic. `options` are the topology's.
+    `options` are the topology's options. The audit must find `records` records in the source topic.
     """
 
     application: str

@@ -19,8 +19,8 @@ Handler = Callable[[ClusterState, Request], Response]
 
 
 LISTED_FROM: Mapping[Api, int] = {Api.PRODUCE: 0}
-"""The lowest listed version, if Kafka 4 lists versions that it rejects. librdkafka compresses only if it finds them
-(KAFKA-18659)."""
+"""By API: the lowest version that ApiVersions lists, if Kafka 4 lists versions that it rejects. librdkafka compresses
+only if Produce is listed from version 0 on (KAFKA-18659)."""
 
 
 def api_versions(_: ClusterState, request: Request) -> Response:

@@ -101,9 +101,10 @@ class ClusterState:
         configs: Mapping[str, str],
         assignments: Mapping[int, list[int]] | None = None,
     ) -> BrokerTopic:
-        """Create a topic. The caller has checked all values except `assignments`.
+        """Create a topic. The caller has checked all values.
 
-        Without `assignments`, the number of topics decides which node leads partition 0.
+        `assignments` are the replicas by partition. Without them, the leaders of different topics begin at different
+        nodes.
         """
         topic = BrokerTopic(name, dict(configs))
         if assignments:

@@ -51,11 +51,11 @@ class Fail:
     """Answer with the error `code`. If `partitions` is given, only these fail, and the broker handles all other
     partitions.
 
-    If `handled`, the broker also carries out the part of the request that fails, as a leader does that loses its
+    If `handled`, the broker also carries out the part of the request that fails, like a leader that loses its
     leadership after an append.
 
-    A response to Metadata has no error code of its own. So it is always handled, and each topic of its response fails,
-    or each of `partitions` that the response has.
+    A response to Metadata has no error code of its own. So Metadata is always handled. Then each topic of the response
+    gets the error and no partitions. With `partitions`, only these get the error, and no leader.
     """
 
     code: int
@@ -120,9 +120,9 @@ class Control:
 
 
 def failed_response(request: Request, code: int, partitions: Collection[TopicPartition] | None = None) -> Message:
-    """The response to a request, not Metadata, on which the fault `Fail` acts.
+    """The response of `Fail` to any request except Metadata: the error `code` for each part of the request.
 
-    It has the error `code` for all of the request. With `partitions` it contains only these partitions of the request.
+    With `partitions`, the response contains only these partitions of the request.
     """
     body = request.body
     response = Message()

@@ -25,7 +25,7 @@ DELETE_TO_END = -1
 ABORTABLE_REPORTED_SINCE = 11
 """From this version on, a Produce response has the error that a transaction can only be aborted."""
 CURRENT_LEADER_SINCE = 10
-"""From this version on, a Produce response names the leader if the node is not the leader. Fetch does so from 16 on."""
+"""From this version on, the Produce response of a node that is not the leader names the leader (KIP-951)."""
 
 
 def respond_for_partitions(request: Request, response: Callable[[TopicPartition, Any], Message]) -> list[Message]:

@@ -178,9 +178,9 @@ def _results_of_topics(request: Request, act: Callable[[Message], ErrorAndMessag
 
 
 def describe_configs(state: ClusterState, request: Request) -> Response:
-    """Handle DescribeConfigs: return the requested configs of topics with the values in force.
+    """Handle DescribeConfigs: return the configs of topics with the values in force.
 
-    If the requested names are null or empty, it returns all configs of a topic. For a broker it returns none.
+    If a request names no configs, the response has all configs of the topic. For a broker it has none.
     """
     with_synonyms = request.body.include_synonyms
     return Message(resources=[_describe_configs(state, row, synonyms=with_synonyms) for row in request.body.resources])

@@ -119,7 +119,7 @@ class NodeServer:
         self._running.clear()
 
     def resume(self) -> None:
-        """Answer the requests that have arrived meanwhile."""
+        """Answer the requests that have arrived since `pause`, and the later ones."""
         self._running.set()
 
     async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -50,7 +50,7 @@ class TimedOffset(NamedTuple):
 
 
 class EpochEnd(NamedTuple):
-    """A leader epoch, and the offset after its last record."""
+    """A leader epoch, and the offset at which it ends: the first of the next epoch, or the end of the log."""
 
     epoch: int
     end_offset: int

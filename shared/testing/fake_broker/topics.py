@@ -27,7 +27,7 @@ class Partition:
     _waiting: set[Callable[[], None]] = field(default_factory=set)
 
     def lead(self, node: int) -> None:
-        """Make `node` the leader, also if it is the leader already, under the next leader epoch. NO_LEADER is none."""
+        """Make `node` the leader (NO_LEADER: none). The leader epoch increases even if the leader stays the same."""
         self.leader = node
         self.leader_epoch += 1
         self.wake_fetches()

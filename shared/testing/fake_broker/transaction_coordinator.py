@@ -206,7 +206,7 @@ class Transactions:
     def _abort_fenced(self, known: BrokerTransaction, now_ms: int) -> None:
         """Abort the transaction under the next epoch.
 
-        Its producer still has the old one, and can only request the next.
+        Its producer has the old epoch: of its requests, the coordinator accepts only InitProducerId.
         """
         known.last_epoch = known.producer_epoch
         known.producer_epoch = known.producer_epoch + 1
