@@ -162,10 +162,10 @@ class PartitionLog:
             return None
         if epoch == current:
             return EpochEnd(epoch, self.end_offset)
-        earlier = [batch for batch in self.batches if batch.leader_epoch <= epoch]
-        later = [batch for batch in self.batches if batch.leader_epoch > epoch]
-        end = later[0].base_offset if later else self.end_offset
-        return EpochEnd(earlier[-1].leader_epoch if earlier else epoch, end)
+        # Leader epochs never decrease in a log.
+        later = bisect_right(self.batches, epoch, key=lambda batch: batch.leader_epoch)
+        end = self.batches[later].base_offset if later < len(self.batches) else self.end_offset
+        return EpochEnd(self.batches[later - 1].leader_epoch if later else epoch, end)
 
     def truncate(self, end: int) -> None:
         """Remove each batch whose last offset is `end` or later.
