@@ -112,11 +112,6 @@ def _net_output_of_commit(outputs: list[Output], shown: set[tuple[str, int, int]
     return [{name: value for name, value in o.items() if name != "step"} for o in net]
 
 
-def supported(case: Case) -> bool:
-    """Whether the engine supports the case."""
-    return case["kind"] in KINDS
-
-
 def aggregation(name: str) -> Aggregation[Any]:
     """The aggregation for a case's `aggregate`. Raises ValueError for an unknown name.
 
@@ -287,7 +282,7 @@ def _replay_files(files: list[Path], state: StateDirectory | None, batch: int | 
     skipped = 0
     for file in files:
         for number, case in enumerate(read_cases(file), 1):
-            if not supported(case):
+            if case["kind"] not in KINDS:
                 skipped += 1
                 continue
             difference = replay(case, state) if batch is None else replay_batches(case, batch, state)

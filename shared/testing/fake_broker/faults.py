@@ -11,7 +11,7 @@ later requests on that connection get no response either, until the client close
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -173,15 +173,7 @@ def without_partitions(request: Request, partitions: Collection[TopicPartition])
         body.topics = [topic for topic in topics if topic.partitions]
     if hasattr(body, "max_wait_ms"):
         body.max_wait_ms = 0
-    return Request(
-        api=request.api,
-        version=request.version,
-        node=request.node,
-        client_id=request.client_id,
-        client_host=request.client_host,
-        body=body,
-        now_ms=request.now_ms,
-    )
+    return replace(request, body=body)
 
 
 def merge_failures(response: Message, failures: Message) -> Message:

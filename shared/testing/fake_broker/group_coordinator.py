@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker.group import BrokerGroup, BrokerGroupState
+from penstock.shared.testing.fake_broker.group import BrokerGroup
 from penstock.shared.testing.fake_broker.timers import Timers
 
 
@@ -57,10 +57,6 @@ class Groups:
         """Delete a group and its committed offsets."""
         self.known.pop(group_id, None)
         self.offsets.pop(group_id, None)
-
-    def state_of(self, group_id: str) -> BrokerGroupState:
-        """A group's state; Dead if there is none."""
-        return self.known[group_id].state if group_id in self.known else BrokerGroupState.DEAD
 
     def end_transaction(self, group_id: str, producer_id: int, *, committed: bool) -> None:
         """Commit the pending offsets of a producer's transaction, or drop them."""

@@ -184,10 +184,11 @@ def _describe_group(state: ClusterState, request: Request, group_id: str) -> Mes
     found = Message(error_code=code, group_id=group_id, group_state="")
     if code is not ErrorCode.NONE:
         return found
-    found.group_state = str(state.groups.state_of(group_id))
     group = state.groups.known.get(group_id)
     if group is None:
+        found.group_state = str(BrokerGroupState.DEAD)
         return found
+    found.group_state = str(group.state)
     is_stable = group.state is BrokerGroupState.STABLE
     found.protocol_type = group.protocol_type
     found.protocol_data = group.protocol if is_stable else ""

@@ -59,7 +59,7 @@ def _transaction_of_request(state: ClusterState, request: Request) -> BrokerTran
 def add_partitions_to_txn(state: ClusterState, request: Request) -> Response:
     """Handle AddPartitionsToTxn: add all partitions of the request to the transaction, or none of them."""
     known = _transaction_of_request(state, request)
-    requested = [TopicPartition(topic.name, number) for topic, number in request.rows()]
+    requested = request.partitions()
     unknown = {tp for tp in requested if state.partition(tp) is None}
 
     def error_code_of_partition(tp: TopicPartition) -> int:
