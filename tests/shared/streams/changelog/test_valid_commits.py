@@ -106,6 +106,14 @@ def read(*log: Written) -> Read:
     return out
 
 
+@pytest.mark.parametrize("size", [0, 1, 16, 32, 1_000])
+def test_states_of_any_length(size: int) -> None:
+    """A live entry's state is the rest of the record after its bounds."""
+    state = b"x" * size
+    out = read(takeover(1), (b"k", fmt.encode_live(0, 1, 1, 3, 4, state)), progress(1, 1))
+    assert out.state == {(b"k", 3): state}
+
+
 def test_two_commits() -> None:
     """Confirmed commits are applied in log order, and the last progress record is kept."""
     got = read(
