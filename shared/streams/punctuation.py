@@ -25,7 +25,7 @@ import enum
 import heapq
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -145,7 +145,10 @@ def _next_sweep_at(kept: int) -> int:
 class TaskSchedules:
     """The punctuation schedules of one task."""
 
-    def __init__(self) -> None:
+    def __init__(self, source_topics: Mapping[str, tuple[str, ...]], all_topics: tuple[str, ...]) -> None:
+        """`source_topics` drive the stream time of each node's schedules; `all_topics` that of the task's owner."""
+        self._source_topics = source_topics
+        self._all_topics = all_topics
         self.stream_time: dict[tuple[str, ...], PunctuationQueue] = {}
         """By the source topics that drive the stream time."""
         self.wall_clock = PunctuationQueue()
@@ -166,12 +169,8 @@ class TaskSchedules:
         start: Start,
         name: str | None,
         node: str | None,
-        topics: tuple[str, ...],
     ) -> Schedule:
-        """Add a punctuation, as `ProcessorContext.schedule`; `node` is the processor's, None for the task's owner.
-
-        The source topics `topics` drive the stream time of a STREAM_TIME schedule.
-        """
+        """Add a punctuation, as `ProcessorContext.schedule`; `node` is the processor's, None for the task's owner."""
         ms = duration_ms(interval, "schedule: interval")
         start_ms = _grid_start_ms(start)
         if not isinstance(type_, PunctuationType):
@@ -208,7 +207,9 @@ class TaskSchedules:
         else:
             # As StreamTask.schedule: stream time is aligned with 0, the wall clock with now.
             due = 0 if is_stream_time else now_ms + ms
-        queue = self.stream_time.setdefault(topics, PunctuationQueue()) if is_stream_time else self.wall_clock
+        queue = self.wall_clock
+        if is_stream_time:
+            queue = self.stream_time.setdefault(self.topics_of(node), PunctuationQueue())
         made = queue.schedule(ms, due, callback, grid)
         if full_name is not None:
             if len(self._named) >= self._sweep_at:
@@ -217,18 +218,22 @@ class TaskSchedules:
             self._named[full_name] = made
         return made
 
-    def grids_ms(self, stream_time_ms: int, now_ms: int) -> dict[str, int]:
+    def topics_of(self, node: str | None) -> tuple[str, ...]:
+        """Return the source topics that drive the stream time of a node's schedules; all, if there is no such node."""
+        return self._all_topics if node is None else self._source_topics.get(node, self._all_topics)
+
+    def grids_ms(self, stream_time_ms: Callable[[Iterable[str]], int], now_ms: int) -> dict[str, int]:
         """Return the next due times to commit, by grid.
 
         A restored grid without a schedule is included until its due time has passed by more than its interval.
-        Otherwise the grids of names that are never used again would accumulate. `stream_time_ms` is the lowest stream
-        time of the task's sub-topologies.
+        Otherwise the grids of names that are never used again would accumulate. `stream_time_ms` returns the stream
+        time of source topics.
         """
-        kept = {
-            grid: due
-            for grid, due in self.restored.items()
-            if not _is_outdated(grid, due, stream_time_ms=stream_time_ms, now_ms=now_ms)
-        }
+        kept = {}
+        for grid, due in self.restored.items():
+            node = next((node for node in self._source_topics if grid.startswith(f"{node}/")), None)
+            if not _is_outdated(grid, due, stream_time_ms=stream_time_ms(self.topics_of(node)), now_ms=now_ms):
+                kept[grid] = due
         for queue in (*self.stream_time.values(), self.wall_clock):
             kept |= queue.grids_ms()
         return kept

@@ -203,7 +203,7 @@ class Topology:
 
     def source_topics_by_node(self) -> dict[str, tuple[str, ...]]:
         """Return, for each node, the source topics of its sub-topology."""
-        found = {}
+        found: dict[str, tuple[str, ...]] = {}
         for names in self.sub_topologies():
             nodes = [self.nodes[name] for name in names]
             topics = tuple(node.topic for node in nodes if isinstance(node, SourceNode))

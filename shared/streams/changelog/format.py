@@ -115,9 +115,8 @@ class Progress(msgspec.Struct, frozen=True):
     """The stream time of each windowed, aggregating or joining operator by the name of its store (of a join, the left
     one); -1 before its first record."""
     source_times_ms: dict[str, int]
-    """The time of each source topic: the highest timestamp of its records. While a task is idle, the time of a topic
-    that is no repartition topic advances by the clock, and that of a repartition topic to the lowest watermark. A topic
-    without a record is absent."""
+    """The time of each source topic: the highest timestamp of its records. Watermarks advance the time of a repartition
+    topic without a record, and idleness that of the other topics. A topic without a record is absent."""
     grids_ms: dict[str, int]
     """The next due time of each named punctuation schedule (`punctuation`)."""
     stores: tuple[StoreSchema, ...]
@@ -136,7 +135,7 @@ class Progress(msgspec.Struct, frozen=True):
 
     @property
     def stream_time_ms(self) -> int:
-        """The task's stream time: the highest time of its source topics; -1 before the first record."""
+        """The task's stream time: the highest of its sub-topologies; -1 before the first record."""
         return max(self.source_times_ms.values(), default=-1)
 
     def open_from_ms(self, store: StoreSchema) -> int:

@@ -76,6 +76,13 @@ class OperatorTimes:
         """Advance a source topic's time to the timestamp of a record, if it is higher."""
         self.source_times_ms[topic] = max(self.source_times_ms.get(topic, NO_TIME), timestamp_ms)
 
+    def set_source_back(self, topic: str, time_ms: int | None) -> None:
+        """Set a source topic's time to what it was before a record that was rejected; None if it had none."""
+        if time_ms is None:
+            self.source_times_ms.pop(topic, None)
+        else:
+            self.source_times_ms[topic] = time_ms
+
     def take(self, topic: str, watermark: Watermark) -> None:
         """Take a watermark; everything that its task wrote before it to this partition has been read."""
         self._watermarks.setdefault(topic, {})[watermark.partition] = watermark

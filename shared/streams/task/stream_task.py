@@ -146,7 +146,6 @@ class StreamTask:
         # Processors, by node.
         self._processor_nodes = ProcessorNodes(topology, record_bytes_max, self.add_output, self.source_record)
         self._processors = self._processor_nodes.processors
-        self._source_topics = topology.source_topics_by_node()
         self._routes = {s.topic: (s, self._processor_nodes.forward_to(s.name)) for s in topology.sources()}
         self.vectorized_executors: dict[str, VectorizedExecutor] = {}
 
@@ -156,7 +155,7 @@ class StreamTask:
         self.sources: dict[str, int] = {}
         self.source_ids: dict[str, str] = {}
         self.times = OperatorTimes(topology, self._processors)
-        self.schedules = TaskSchedules()
+        self.schedules = TaskSchedules(topology.source_topics_by_node(), tuple(self._routes))
         # The sum of all advances of time without records.
         self.idle_ms = 0
         # How far `penstock batch` has read the history in files; unset without such a history.
@@ -308,6 +307,7 @@ class StreamTask:
         for store in self._all_stores:
             store.touched = False
         mark = self.mark()
+        time_ms = self.times.source_times_ms.get(record.topic)
         stage = STAGE_DESERIALIZE
         try:
             # Kafka Streams' RecordQueue drops and counts such a record. Here it becomes a dead letter.
@@ -317,7 +317,7 @@ class StreamTask:
             value = source.value(record.topic, record.value)
             stage = STAGE_PROCESS
             # As in RecordQueue, a record that cannot be decoded moves no time. Unlike in PartitionGroup, neither does
-            # one that a node rejects (`roll_back`): a wrong timestamp may be the reason why it is rejected.
+            # one that a node rejects: a wrong timestamp may be the reason why it is rejected.
             self.times.advance_source(record.topic, record.timestamp)
             headers = without_origin_headers(record.headers) if source.is_internal else record.headers
             forward(Record(key, value, record.timestamp, headers))
@@ -326,6 +326,7 @@ class StreamTask:
             if any(store.touched for store in self.stores.values()):
                 raise self.half_processed(e) from e
             self.roll_back(mark)
+            self.times.set_source_back(record.topic, time_ms)
             self._send_to_dead_letters_or_raise(source, record, stage, e)
 
     def _send_to_dead_letters_or_raise(
@@ -354,15 +355,14 @@ class StreamTask:
         self.metrics.rejected_at["dead_letters"] = coordinates_of(record)
 
     def mark(self) -> TaskMark:
-        """Return the numbers of outputs and late records, and the times of the source topics, for `roll_back`."""
-        return TaskMark(len(self.outputs), self.late_records, len(self.late_rows), dict(self.times.source_times_ms))
+        """Return the numbers of outputs and late records, for `roll_back`."""
+        return TaskMark(len(self.outputs), self.late_records, len(self.late_rows))
 
     def roll_back(self, mark: TaskMark) -> None:
-        """Drop all outputs and late records since `mark`, and set times back: dead letters do not advance them."""
+        """Drop all outputs and late records since `mark`."""
         self.outputs.roll_back(mark.outputs)
         del self.late_rows[mark.late_rows :]
         self.late_records = mark.late_records
-        self.times.source_times_ms = mark.source_times_ms
 
     def _mark_failed(self, subject: str, error: Exception) -> ProcessingFailed:
         """Mark the task as failed, because it holds half of a change: it is never committed again."""
@@ -388,9 +388,9 @@ class StreamTask:
             self.needs_commit = True
 
     def advance_time(self, ms: int) -> None:
-        """Advance times without a record, if there was a record before.
+        """Advance times without a record, if there was a record before. Call the STREAM_TIME schedules that are due.
 
-        0 ms advances only operators that are behind other operators or repartition topics.
+        0 ms advances only repartition topics, and operators that are behind them or behind other operators.
         """
         if self.failed is not None or self.stream_time_ms == NO_TIME:
             return
@@ -415,17 +415,17 @@ class StreamTask:
             self.times.take(topic, watermark)
             self.sources[topic] = offset + 1
             self.needs_commit = True
-            # 0 ms: only the operators behind the topic advance, as far as the new limit allows.
+            # 0 ms: only the topic and the operators behind it advance, as far as the new limit allows.
             self.advance_time(0)
 
     @property
     def stream_time_ms(self) -> int:
-        """The highest time of all source topics, or NO_TIME before the first record."""
+        """The task's stream time: the highest of its sub-topologies, or NO_TIME before the first record."""
         return self.times.stream_time_ms(self.times.source_times_ms)
 
     def stream_time_of(self, node: str) -> int:
         """Return the stream time of the node's sub-topology, or NO_TIME before its first record."""
-        return self.times.stream_time_ms(self._source_topics[node])
+        return self.times.stream_time_ms(self.schedules.topics_of(node))
 
     def _punctuate_stream_time(self, topic: str | None = None) -> None:
         """Call the STREAM_TIME schedules that are due: those that this source topic drives, by default all."""
@@ -464,9 +464,8 @@ class StreamTask:
         """
         if self.not_running_reason is not None:
             raise IllegalState(self.not_running_reason)
-        topics = tuple(self._routes) if node is None else self._source_topics[node]
         add = self.schedules.schedule
-        return add(interval, type, callback, now_ms=self.now_ms, start=start, name=name, node=node, topics=topics)
+        return add(interval, type, callback, now_ms=self.now_ms, start=start, name=name, node=node)
 
     # --- commit ---
 
@@ -541,18 +540,13 @@ class StreamTask:
             operator_times_ms=self.times.by_store(),
             source_times_ms=dict(self.times.source_times_ms),
             close_times_ms=self.times.close_times(),
-            grids_ms=self.schedules.grids_ms(self._lowest_stream_time_ms(), now_ms),
+            grids_ms=self.schedules.grids_ms(self.times.stream_time_ms, now_ms),
             stores=self.schemas,
             wall_ms=now_ms,
             source_ids=dict(self.source_ids),
             idle_ms=self.idle_ms,
             input=self.input,
         )
-
-    def _lowest_stream_time_ms(self) -> int:
-        """Return the lowest stream time of the sub-topologies that have had a record, or NO_TIME."""
-        times = {self.times.stream_time_ms(topics) for topics in set(self._source_topics.values())}
-        return min(times - {NO_TIME}, default=NO_TIME)
 
     def _late_entries(self) -> list[EntryColumns]:
         """Return the changelog entries of `late_rows`, and empty it."""

@@ -28,13 +28,11 @@ Guarantee = Literal["exactly_once", "at_least_once"]
 
 
 class TaskMark(NamedTuple):
-    """The numbers of outputs and late records, and the times of the source topics, before a record or an output, for
-    `roll_back`."""
+    """The numbers of outputs and late records before a record or an output, for `roll_back`."""
 
     outputs: int
     late_records: int
     late_rows: int
-    source_times_ms: dict[str, int]
 
 
 class TaskContext(Protocol):

@@ -131,7 +131,12 @@ def state(driver: TopologyTestDriver) -> Any:
     metrics = task.metrics
     return (
         live(driver),
-        (task.sources, task.stream_time_ms, operator.stream_time_ms, task.schedules.grids_ms(task.stream_time_ms, 0)),
+        (
+            task.sources,
+            task.stream_time_ms,
+            operator.stream_time_ms,
+            task.schedules.grids_ms(task.times.stream_time_ms, 0),
+        ),
         dict(task.times.source_times_ms),
         (metrics.records_total, metrics.late_total, metrics.skipped_total, metrics.dead_letters_total),
         (metrics.closed_total, metrics.missed_windows_total),

@@ -546,30 +546,61 @@ def test_an_idle_repartition_topics_time_follows_the_watermarks() -> None:
     assert (above, below) == ([100, 1_100], [10, 1_100])
 
 
+def test_no_result_in_sight_moves_no_repartition_topics_time() -> None:
+    """Without a record in its source topics, a task has no time to report. Records of punctuations have their own."""
+
+    def send_clock(context: ProcessorContext) -> None:
+        context.schedule(100, WALL, lambda now_ms: context.forward(Record("x", {}, now_ms)))
+
+    builder = StreamsBuilder()
+    stream = builder.stream("in").process(lambda: _Scheduling(send_clock))
+    windows = stream.key_by(lambda record: "x").group_by_key().tumbling_window(1_000).aggregate("w", n=Count())
+    windows.on_close().to("out")
+    driver = TopologyTestDriver(builder.build(), idle_timeout_ms=500)
+    for _ in range(12):
+        driver.advance_wall_clock(100)
+    assert max(driver.task.times.source_times_ms.values()) == 1_200
+
+
+def test_an_unused_grid_is_kept_until_its_own_stream_time_has_passed_it() -> None:
+    """Of restored schedules that are not scheduled again, those of a sub-topology without records stay."""
+    schedules = TaskSchedules({"a": ("x",), "b": ("y",)}, ("x", "y"))
+    schedules.restored = {f"{node}/mine (stream_time, every 10 ms)": 100 for node in ("a", "b", "gone")}
+    times = {"x": 200}
+    kept = schedules.grids_ms(lambda topics: max(times.get(topic, -1) for topic in topics), 0)
+    assert list(kept) == ["b/mine (stream_time, every 10 ms)"]
+
+
 TOPICS = ("in",)
 
 
+def task_schedules() -> TaskSchedules:
+    return TaskSchedules({"n": TOPICS}, TOPICS)
+
+
 def add_schedule(schedules: TaskSchedules, name: str, start: int = 10**9) -> Schedule:
-    at_node = {"now_ms": 0, "start": start, "name": name, "node": "n", "topics": TOPICS}
+    at_node = {"now_ms": 0, "start": start, "name": name, "node": "n"}
     return schedules.schedule(1, PunctuationType.STREAM_TIME, lambda _: None, **at_node)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("count", [3, 100, 300])
 def test_cancelled_schedules_are_forgotten(count: int) -> None:
     """However many schedules are made and cancelled, also far ahead, only active ones are kept."""
-    schedules = TaskSchedules()
+    schedules = task_schedules()
     kept = [add_schedule(schedules, f"kept-{i:03}") for i in range(count)]
     for i in range(5_000):
         add_schedule(schedules, f"timer-{i}").cancel()
         assert len(schedules._named) <= max(SWEEP_MIN, 2 * count)
         assert len(schedules.stream_time[TOPICS]._heap) <= max(SWEEP_MIN, 2 * count)
-    assert sorted(schedules.grids_ms(0, 0)) == [f"n/kept-{i:03} (stream_time, every 1 ms)" for i in range(count)]
+    assert sorted(schedules.grids_ms(lambda _: 0, 0)) == [
+        f"n/kept-{i:03} (stream_time, every 1 ms)" for i in range(count)
+    ]
     assert not any(schedule.cancelled for schedule in kept)
 
 
 def test_cancelled_schedules_are_removed_when_their_number_has_doubled() -> None:
     """A removal looks at every schedule, so the next one waits until there are twice as many as were kept."""
-    schedules = TaskSchedules()
+    schedules = task_schedules()
     for i in range(SWEEP_MIN):
         add_schedule(schedules, f"kept-{i}")
     sizes = []
@@ -582,19 +613,19 @@ def test_cancelled_schedules_are_removed_when_their_number_has_doubled() -> None
 def test_a_clock_that_was_ahead_stops_no_wall_clock_schedule() -> None:
     """A restored time two days ahead is due on its grid within an interval. A given start stays."""
     now, interval, day = 1_800_000_000_000, 300_000, 86_400_000
-    wall = {"node": None, "topics": TOPICS, "callback": lambda _: None, "type_": PunctuationType.WALL_CLOCK_TIME}
+    wall = {"node": None, "callback": lambda _: None, "type_": PunctuationType.WALL_CLOCK_TIME}
 
     def due(schedules: TaskSchedules, now_ms: int, start: int | None) -> Schedule:
         return schedules.schedule(interval, now_ms=now_ms, start=start, name="compaction", **wall)  # type: ignore[arg-type]
 
-    ahead, schedules = TaskSchedules(), TaskSchedules()
+    ahead, schedules = task_schedules(), task_schedules()
     was = due(ahead, now + 2 * day + 7, None).due_ms
-    schedules.restored = ahead.grids_ms(0, 0)
+    schedules.restored = ahead.grids_ms(lambda _: 0, 0)
     now_due = due(schedules, now, None).due_ms
     assert now < now_due <= now + interval
     assert (was - now_due) % interval == 0
-    planned = TaskSchedules()
-    planned.restored = ahead.grids_ms(0, 0)
+    planned = task_schedules()
+    planned.restored = ahead.grids_ms(lambda _: 0, 0)
     assert due(planned, now, was).due_ms == was
 
 
@@ -605,8 +636,7 @@ def wall_clock_due(
     schedules: TaskSchedules, now_ms: int = 1_000, start: Start = None, name: str | None = "mine"
 ) -> int:
     of = PunctuationType.WALL_CLOCK_TIME
-    of_owner = {"node": None, "topics": TOPICS}
-    return schedules.schedule(300, of, lambda _: None, now_ms=now_ms, start=start, name=name, **of_owner).due_ms  # type: ignore[arg-type]
+    return schedules.schedule(300, of, lambda _: None, now_ms=now_ms, start=start, name=name, node=None).due_ms
 
 
 @pytest.mark.parametrize(
@@ -627,16 +657,16 @@ def wall_clock_due(
 )
 def test_a_restored_wall_clock_grid_is_due_within_an_interval(restored: int, start: int | None, due: int) -> None:
     """It stays on its grid: at most one interval ahead, or at its start, and in the past if it was missed."""
-    schedules = TaskSchedules()
+    schedules = task_schedules()
     schedules.restored = {MINE: restored, "mine (stream_time, every 7 ms)": 5, "mine2 (stream_time, every 7 ms)": 6}
     assert wall_clock_due(schedules, start=start) == due
     assert schedules.restored == {"mine2 (stream_time, every 7 ms)": 6}
-    assert schedules.grids_ms(0, 0) == {MINE: due, "mine2 (stream_time, every 7 ms)": 6}
+    assert schedules.grids_ms(lambda _: 0, 0) == {MINE: due, "mine2 (stream_time, every 7 ms)": 6}
 
 
 def test_a_new_grid_is_to_be_committed() -> None:
     """Only a named schedule without a restored grid is a new grid to commit."""
-    schedules = TaskSchedules()
+    schedules = task_schedules()
     schedules.restored = {MINE: 1_100}
     wall_clock_due(schedules, name=None)
     wall_clock_due(schedules)
@@ -652,7 +682,7 @@ def test_a_new_grid_is_to_be_committed() -> None:
 
 def test_a_stream_time_grid_is_restored_as_it_was() -> None:
     """A stream-time grid is restored unchanged, however far ahead it is."""
-    schedules = TaskSchedules()
+    schedules = task_schedules()
     schedules.restored = {"n/mine (stream_time, every 1 ms)": 10**12}
     assert add_schedule(schedules, "mine").due_ms == 10**12
     assert not schedules.has_new_grid
@@ -661,7 +691,7 @@ def test_a_stream_time_grid_is_restored_as_it_was() -> None:
 @pytest.mark.parametrize("start", [0, 0.0, timedelta(0), datetime(1970, 1, 1, tzinfo=UTC)])
 def test_a_start_may_be_the_epoch(start: Any) -> None:
     """A start at the epoch is in the past, so the schedule is due at once."""
-    assert wall_clock_due(TaskSchedules(), start=start) == 0
+    assert wall_clock_due(task_schedules(), start=start) == 0
 
 
 @pytest.mark.parametrize(
@@ -670,14 +700,14 @@ def test_a_start_may_be_the_epoch(start: Any) -> None:
 def test_a_start_that_is_not_a_whole_ms(start: Any) -> None:
     """The error has the value and the valid ones."""
     with pytest.raises(ConfigError, match="start must"):
-        wall_clock_due(TaskSchedules(), start=start)
+        wall_clock_due(task_schedules(), start=start)
 
 
 def test_a_name_is_text() -> None:
     """An empty one would be no name."""
     for name in ("", 3):
         with pytest.raises(ConfigError, match="name must be text"):
-            wall_clock_due(TaskSchedules(), name=name)  # type: ignore[arg-type]
+            wall_clock_due(task_schedules(), name=name)  # type: ignore[arg-type]
 
 
 def test_a_callback_of_the_tasks_owner_is_checked() -> None:
