@@ -11,12 +11,17 @@ from penstock.api.http.problem import (
     retry_after_header,
 )
 from penstock.api.http.status_codes import BAD_REQUEST, INTERNAL_SERVER_ERROR, UNPROCESSABLE_CONTENT
+from penstock.api.ingest.event import EventRejected
 from penstock.shared.common.errors import (
     DataError,
     PenstockError,
     RetriableError,
     UnknownTopicOrPartition,
 )
+
+
+class MalformedRecord(EventRejected):
+    """The JSON of a record in v3 does not have the form of one: it has an unknown field, or lacks a required one."""
 
 
 def error_code_of(error: BaseException) -> int:
@@ -31,7 +36,7 @@ def error_code_of(error: BaseException) -> int:
     kind = kind_of_record_error(error)
     if kind.status >= INTERNAL_SERVER_ERROR:
         return RETRIABLE if isinstance(error, RetriableError) or kind.retry_after_s is not None else NON_RETRIABLE
-    if isinstance(error, DataError) and kind.status == BAD_REQUEST:
+    if isinstance(error, DataError) and not isinstance(error, MalformedRecord) and kind.status == BAD_REQUEST:
         return UNPROCESSABLE_CONTENT
     return rest_error_code(kind, "/v3/")
 

@@ -80,16 +80,19 @@ class RestProducer:
         timestamp = record.timestamp if has_time else timestamp
         return ProducerRecord(record.topic, record.value, key, record.headers, record.partition, timestamp)
 
-    async def send(self, decoded: Sequence[ProducerRecord | str], partitions: Sequence[int], turn: Turn) -> SentRecords:
-        """Send the records to Kafka. A string in `decoded` is a decoding error, and becomes the record's outcome."""
+    async def send(
+        self, decoded: Sequence[ProducerRecord | EventRejected], partitions: Sequence[int], turn: Turn
+    ) -> SentRecords:
+        """Send the records to Kafka. The outcome of a record that could not be decoded is its error."""
         outcomes: list[Outcome | None] = [None] * len(decoded)
         indexes: list[int] = []
         records: list[ProducerRecord] = []
         latest_ms = self.ingest.latest_ms()
         for i, record in enumerate(decoded):
+            if isinstance(record, EventRejected):
+                outcomes[i] = record
+                continue
             try:
-                if isinstance(record, str):
-                    raise DataError(record)
                 if record.partition is not None and record.partition not in partitions:
                     raise UnknownTopicOrPartition(f"{record.topic}-{record.partition}: no such partition")
                 records.append(self.read(record, latest_ms))

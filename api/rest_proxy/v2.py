@@ -108,7 +108,7 @@ class BrokerIds(TypedDict):
     brokers: list[of.Broker]
 
 
-class V2Record(msgspec.Struct):
+class V2Record(msgspec.Struct, forbid_unknown_fields=True):
     """One of the `records` of a v2 request."""
 
     key: msgspec.Raw = msgspec.Raw(b"null")
@@ -116,10 +116,17 @@ class V2Record(msgspec.Struct):
     partition: int | None = None
 
 
-class V2Request(msgspec.Struct):
-    """The body of a v2 request. Its fields for schemas are ignored, since formats with schemas are not supported."""
+class V2Request(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a v2 request. Its fields for schemas are ignored, since formats with schemas are not supported.
+
+    As in REST Proxy, an unknown field is an error: a misspelled `value` would store a tombstone.
+    """
 
     records: list[V2Record]
+    key_schema: str | None = None
+    key_schema_id: int | None = None
+    value_schema: str | None = None
+    value_schema_id: int | None = None
 
 
 class V2Response(JSONResponse):
@@ -181,21 +188,21 @@ async def _produce_v2_records(producer: RestProducer, topic: str, partition: int
 
 def _decode_v2_records(
     body: bytes, topic: str, embedded: EmbeddedFormat, partition: int | None
-) -> list[ProducerRecord | str]:
-    """Return the records of a v2 request; a record that cannot be decoded is the text of its error.
+) -> list[ProducerRecord | EventRejected]:
+    """Return the records of a v2 request; a record that cannot be decoded is its error.
 
     `partition` replaces the partition of each record, unless it is None. Raises EventRejected if the body is invalid.
     """
     request = decode_request(body, V2Request)
     if not request.records:
         raise EventRejected(INVALID, "records may not be empty")
-    records: list[ProducerRecord | str] = []
+    records: list[ProducerRecord | EventRejected] = []
     for item in request.records:
         try:
             key = decode_embedded(item.key, embedded, "key")
             value = decode_embedded(item.value, embedded, "value")
         except EventRejected as e:
-            records.append(str(e))
+            records.append(e)
             continue
         records.append(ProducerRecord(topic, value, key, (), item.partition if partition is None else partition))
     return records

@@ -52,7 +52,7 @@ from penstock.api.rest_proxy.v3_records import (
 from penstock.api.rest_proxy.v3_resources import check_cluster
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import BrokerNotAvailable, KafkaTimeout
-from penstock.shared.common.records import ProducerRecord, RecordMetadata
+from penstock.shared.common.records import RecordMetadata
 from penstock.shared.common.time_text import EPOCH
 
 ENTRIES_MAX = 1_000
@@ -276,7 +276,7 @@ async def _send_v3_records(
     producer: RestProducer, decoded: list[Decoded | EventRejected], partitions: list[int], turn: Turn
 ) -> SentRecords:
     """Send the decoded records of a v3 request. The outcome of a record that could not be decoded is its error."""
-    records: list[ProducerRecord | str] = [str(d) if isinstance(d, EventRejected) else d.record for d in decoded]
+    records = [d if isinstance(d, EventRejected) else d.record for d in decoded]
     return await producer.send(records, partitions, turn)
 
 

@@ -3,6 +3,8 @@
 Sans-IO. `RecordStreamSplitter` splits the chunks of a stream into objects. It examines only braces and strings; the
 decoding of an object validates it. Between objects there may be whitespace and commas.
 
+As in REST Proxy, an unknown field is an error: a misspelled `value` would store a tombstone.
+
 >>> from penstock.api.ingest.event import topic_reader
 >>> from penstock.api.settings import IngestSettings, TopicSettings
 >>> read_time = topic_reader(IngestSettings(), TopicSettings()).time
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -29,27 +31,34 @@ from penstock.api.rest_proxy.embedded_format import (
     EmbeddedFormat,
     decode_base64,
     decode_embedded,
-    decode_request,
 )
+from penstock.api.rest_proxy.record_errors import MalformedRecord
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.records import Headers, ProducerRecord
 
+T = TypeVar("T")
 
-class V3Data(msgspec.Struct):
-    """A key or a value."""
+
+class V3Data(msgspec.Struct, forbid_unknown_fields=True):
+    """A key or a value. As in REST Proxy, the fields for schemas must be null in formats without a schema."""
 
     type: EmbeddedFormat
     data: msgspec.Raw = msgspec.Raw(b"null")
+    subject: None = None
+    subject_name_strategy: None = None
+    schema_id: None = None
+    schema_version: None = None
+    schema: None = None
 
 
-class V3Header(msgspec.Struct):
+class V3Header(msgspec.Struct, forbid_unknown_fields=True):
     """A header; its value is base64."""
 
     name: str
     value: str | None = None
 
 
-class V3Record(msgspec.Struct):
+class V3Record(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a v3 request, or one object of its stream."""
 
     partition_id: int | None = None
@@ -65,7 +74,7 @@ class V3Entry(V3Record, kw_only=True):
     id: str
 
 
-class V3Batch(msgspec.Struct):
+class V3Batch(msgspec.Struct, forbid_unknown_fields=True):
     """The body of records:batch."""
 
     entries: list[msgspec.Raw]
@@ -80,8 +89,8 @@ class Decoded(NamedTuple):
 
 
 def v3_record(body: bytes, topic: str, read_time: ReadTime, latest_ms: int) -> Decoded:
-    """Return one v3 record. Raises EventRejected if it is invalid."""
-    return _decode_v3_record(decode_request(body, V3Record), topic, read_time, latest_ms)
+    """Return one v3 record. Raises EventRejected if it is invalid, MalformedRecord if its fields are."""
+    return _decode_v3_record(_decode_object(body, V3Record), topic, read_time, latest_ms)
 
 
 def v3_entries(body: bytes, entries_max: int) -> list[bytes]:
@@ -89,15 +98,15 @@ def v3_entries(body: bytes, entries_max: int) -> list[bytes]:
 
     Raises EventRejected if the body is not a batch of 1 to `entries_max` entries.
     """
-    entries = decode_request(body, V3Batch).entries
+    entries = _decode_object(body, V3Batch).entries
     if not 0 < len(entries) <= entries_max:
         raise EventRejected(INVALID, f"a batch has 1 to {entries_max} entries, got {len(entries)}")
     return [bytes(entry) for entry in entries]
 
 
 def v3_entry(body: bytes, topic: str, read_time: ReadTime, latest_ms: int) -> tuple[str, Decoded]:
-    """Return the id and the record of an entry of a v3 batch. Raises EventRejected if the entry is invalid."""
-    entry = decode_request(body, V3Entry)
+    """Return the id and the record of an entry of a v3 batch. Raises as `v3_record` does."""
+    entry = _decode_object(body, V3Entry)
     return entry.id, _decode_v3_record(entry, topic, read_time, latest_ms)
 
 
@@ -108,6 +117,13 @@ def id_of_invalid_entry(body: bytes) -> str:
     except InvalidJson:
         return ""
     return value if isinstance(value, str) else ""
+
+
+def _decode_object(body: bytes, kind: type[T]) -> T:
+    try:
+        return decode_json(body, kind)
+    except InvalidJson as e:
+        raise MalformedRecord(INVALID, str(e)) from None
 
 
 def _decode_v3_record(item: V3Record, topic: str, read_time: ReadTime, latest_ms: int) -> Decoded:

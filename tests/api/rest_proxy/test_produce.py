@@ -104,6 +104,8 @@ async def test_an_unexpected_error_of_records_is_logged_once(client: httpx.Async
         ("/topics/closed", V2_JSON, b'{"records":[{"value":1}]}', 403, 40301),
         ("/topics/t", V2_JSON, b'{"records":[]}', 422, 422),
         ("/topics/t", V2_JSON, b"{", 422, 422),
+        ("/topics/t", V2_JSON, b'{"records":[{"my_field":1}]}', 422, 422),
+        ("/topics/t", V2_JSON, b'{"receiver":1,"records":[{"value":1}]}', 422, 422),
         ("/topics/t", {"Content-Type": "application/vnd.kafka.avro.v2+json"}, b"{}", 415, 415),
     ],
 )
@@ -188,7 +190,7 @@ async def test_v3_streams_reports_in_order(client: httpx.AsyncClient) -> None:
 
     response = await client.post(V3, content=body(), headers={"Content-Type": "application/json"})
     codes = [json.loads(line)["error_code"] for line in response.text.splitlines()]
-    assert (response.status_code, codes) == (200, [200, 422, 200, 400])
+    assert (response.status_code, codes) == (200, [200, 400, 200, 400])
 
 
 class FullProducer(MemoryProducer):
@@ -223,11 +225,13 @@ async def test_v3_stores_a_stream_in_order_while_the_buffer_is_full() -> None:
 
 async def test_v3_batch_is_207_with_successes_and_failures(client: httpx.AsyncClient) -> None:
     """A v3 batch is a 207 with successes and failures by id."""
-    entries = [{"id": "a", "value": {"type": "JSON", "data": 1}}, {"id": "b", "value": {"type": "?"}}]
+    value = {"type": "JSON", "data": 1}
+    entries = [{"id": "a", "value": value}, {"id": "b", "value": {"type": "BINARY", "data": "%"}}]
+    entries.append({"id": "c", "vaule": value})
     response = await client.post(V3 + ":batch", json={"entries": entries})
     assert response.status_code == 207
     assert [row["id"] for row in response.json()["successes"]] == ["a"]
-    assert [(row["id"], row["error_code"]) for row in response.json()["failures"]] == [("b", 422)]
+    assert [(row["id"], row["error_code"]) for row in response.json()["failures"]] == [("b", 422), ("c", 400)]
     assert (await client.post(V3 + ":batch", json={"entries": []})).status_code == 400
 
 
@@ -238,15 +242,29 @@ async def test_v3_batch_is_207_with_successes_and_failures(client: httpx.AsyncCl
         (V3.replace("c-1", "c-2"), b"{}", 404, 404),
         (V3, b'{"value":{"type":"BINARY","data":"%"}}', 422, 422),
         (V3, b'{"partition_id":9}', 404, 40402),
+        (V3, b'{"records":[{"key":"abc","value":"a record of v2"}]}', 400, 400),
+        (V3, b'{"value":{"type":"JSON","data":1,"schema_id":1}}', 400, 400),
+        (f"{V3}:batch", b'{"entries":[{"id":"a"}],"topic":"t"}', 400, 400),
         (V3, b"[1]", 400, 400),
     ],
 )
 async def test_v3_errors_of_a_single_record_have_their_status(
-    client: httpx.AsyncClient, path: str, content: bytes, status: int, code: int
+    client: httpx.AsyncClient, producer: Any, path: str, content: bytes, status: int, code: int
 ) -> None:
-    """The error of a single record with a Content-Length is the response's status."""
+    """The error of a single record with a Content-Length is the response's status, and nothing is stored."""
     response = await client.post(path, content=content)
     assert (response.status_code, response.json()["error_code"]) == (status, code)
+    assert producer.values() == []
+
+
+async def test_fields_for_schemas_are_known(client: httpx.AsyncClient, producer: Any) -> None:
+    """As in REST Proxy, they are ignored in v2, and may be null in v3."""
+    schemas = {"key_schema": None, "key_schema_id": 1, "value_schema": '"int"', "value_schema_id": None}
+    v2 = await client.post("/topics/t", json=schemas | {"records": [{"value": 1}]}, headers=V2_JSON)
+    assert v2.json()["offsets"][0]["error_code"] is None
+    nulls = dict.fromkeys(("subject", "subject_name_strategy", "schema_id", "schema_version", "schema"))
+    assert (await client.post(V3, json={"value": {"type": "JSON", "data": 2} | nulls})).status_code == 200
+    assert sorted(producer.values()) == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("error", [BrokerNotAvailable("no broker"), KafkaTimeout("late")])
