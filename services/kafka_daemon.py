@@ -14,6 +14,10 @@ from penstock.api.http.server import HttpServer
 from penstock.services.first_connection import first_connection
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import BrokerNotAvailable, RetriableError
+from penstock.shared.common.settings import KafkaSettings
+
+ADMIN_TIMEOUT_MS = 15_000
+"""The time limit of one admin call: a person or an HTTP client waits for the response."""
 
 
 class KafkaHttpDaemon:
@@ -24,8 +28,8 @@ class KafkaHttpDaemon:
 
     server: HttpServer
 
-    def __init__(self, admin: Admin) -> None:
-        self._admin = admin
+    def __init__(self, kafka: KafkaSettings) -> None:
+        self._admin = Admin(kafka, timeout_ms=ADMIN_TIMEOUT_MS)
         self._connected = False
         self._probe = KafkaProbe(self._request_cluster)
 

@@ -17,10 +17,6 @@ from penstock.services.admin.cached_overview import CachedOverview, OverviewDaem
 from penstock.services.admin.overview_sources import HttpSource, KafkaSource, services_client
 from penstock.services.admin.routers import forwarded_documents, more_routers
 from penstock.services.admin.settings import AdminServiceSettings
-from penstock.shared.clients.admin import Admin
-
-ADMIN_TIMEOUT_MS = 15_000
-"""The time limit of one admin call: a person waits for the page."""
 
 REQUEST_SHARE = 0.7
 """The share of `shutdown_timeout_ms` after which requests in flight are cut off."""
@@ -30,18 +26,17 @@ class AdminDaemon(OverviewDaemon):
     """Runs the service with the given settings. `server.url` is known after `startup`."""
 
     def __init__(self, settings: AdminServiceSettings) -> None:
-        admin = Admin(settings.kafka, timeout_ms=ADMIN_TIMEOUT_MS)
-        super().__init__(admin)
+        super().__init__(settings.kafka)
         self._settings = settings
         registry = CollectorRegistry()
         token = settings.services_auth_token
         self._http = services_client(settings.services_timeout_ms, None if token is None else token.get_secret_value())
         sources = [HttpSource(name, url, self._http) for name, url in settings.services.items()]
-        self._overview = CachedOverview(sources, KafkaSource(admin))
+        self._overview = CachedOverview(sources, KafkaSource(self._admin))
         app = create_app(
-            admin=admin_router(admin),
-            more=more_routers(settings.kafka, admin, settings.services, self._http),
-            rest_proxy=metadata_routers(admin),
+            admin=admin_router(self._admin),
+            more=more_routers(settings.kafka, self._admin, settings.services, self._http),
+            rest_proxy=metadata_routers(self._admin),
             forwarded_documents=forwarded_documents,
             dashboard=dashboard_router(self._overview),
             health=health_router("admin", {"kafka": self._probe}, registry),

@@ -20,7 +20,6 @@ from penstock.services.kafka_daemon import KafkaHttpDaemon
 from penstock.services.producer.ingest_transactions import KafkaTransactor
 from penstock.services.producer.settings import ProducerServiceSettings
 from penstock.services.producer.topic_checks import TopicCheckingProducer
-from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
 
 BODY_SHARE = 0.25
@@ -35,7 +34,7 @@ class ProducerDaemon(KafkaHttpDaemon):
     """Runs the service with the given settings. `server.url` is known after `startup`."""
 
     def __init__(self, settings: ProducerServiceSettings) -> None:
-        super().__init__(Admin(settings.kafka))
+        super().__init__(settings.kafka)
         self._settings = settings
         self._registry = CollectorRegistry()
         self._producer = Producer(settings.kafka, settings.producer, registry=self._registry)

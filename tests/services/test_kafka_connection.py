@@ -15,8 +15,13 @@ from penstock.api.http.app import create_health_app
 from penstock.api.http.server import HttpServer
 from penstock.services.first_connection import first_connection
 from penstock.services.kafka_daemon import KafkaHttpDaemon
-from penstock.shared.clients.admin import Admin
-from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable, ConfigError, PenstockError
+from penstock.shared.common.errors import (
+    AuthenticationFailed,
+    BrokerNotAvailable,
+    ConfigError,
+    KafkaTimeout,
+    PenstockError,
+)
 from penstock.shared.common.settings import HttpSettings, KafkaSettings
 from penstock.shared.testing.fake_broker import FakeCluster
 
@@ -25,7 +30,7 @@ class Service(KafkaHttpDaemon):
     """Serves its health; `tried` is set after an attempt to connect."""
 
     def __init__(self, kafka: KafkaSettings) -> None:
-        super().__init__(Admin(kafka))
+        super().__init__(kafka)
         self.server = HttpServer(create_health_app("test", {"kafka": self._probe}, CollectorRegistry()), HttpSettings())
         self.tried = asyncio.Event()
 
@@ -54,6 +59,17 @@ async def test_http_answers_while_kafka_does_not() -> None:
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
         await service.close()
+
+
+async def test_an_admin_call_of_a_service_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once Kafka cannot be reached, a route is answered before its client gives up."""
+    monkeypatch.setattr("penstock.services.kafka_daemon.ADMIN_TIMEOUT_MS", 50)
+    async with FakeCluster() as cluster:
+        service = Service(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers))
+        await service.connect()
+    with pytest.raises(KafkaTimeout, match="50 ms"):
+        await service._admin.list_topics()
+    await service._admin.close()
 
 
 async def test_an_authentication_error_ends_the_service() -> None:
