@@ -17,7 +17,7 @@ from penstock.shared.common.log import get_logger
 IS_COMPILED = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "") in {"", "0"}
 
 LOGGED_AFTER_SECONDS = 1.0
-"""A load that takes longer is logged as a compilation. A load from the cache usually takes half of this."""
+"""A load that takes longer is logged. A load from the cache usually takes half of this, but more on a busy machine."""
 
 T = TypeVar("T")
 
@@ -25,9 +25,9 @@ log = get_logger(__name__)
 
 
 async def loaded(load: Callable[[], T], kernels: str) -> T:
-    """Call `load` in a thread and return its result. A load that takes long is logged as a compilation of `kernels`."""
+    """Call `load` in a thread and return its result. A load of `kernels` that takes long is logged."""
     loading = asyncio.create_task(asyncio.to_thread(load))
     done, _ = await asyncio.wait({loading}, timeout=LOGGED_AFTER_SECONDS)
     if not done:
-        log.info(f"compiling {kernels}: some seconds, and only at the first start on a machine")
+        log.info(f"loading {kernels} takes long: the first start on a machine compiles code for some seconds")
     return await loading

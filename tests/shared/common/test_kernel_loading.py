@@ -35,7 +35,7 @@ async def test_a_slow_compilation_is_logged_once(monkeypatch: pytest.MonkeyPatch
         turned.set()
         assert await compiling == 7
     assert [one["event"] for one in logged] == [
-        "compiling the slow kernel: some seconds, and only at the first start on a machine"
+        "loading the slow kernel takes long: the first start on a machine compiles code for some seconds"
     ]
 
 
