@@ -82,7 +82,10 @@ class AllStored(Stopped):
 
 
 class SomeStored(AllStored):
-    """Some events are stored. The errors name every other event that was read, also one that may be stored."""
+    """Some events are stored. The errors name every other event that was read, also one that may be stored.
+
+    If an event is invalid with `?atomic=true`, none is stored, and the errors name only the invalid events.
+    """
 
     not_stored: of.Count
     unknown: of.Count

@@ -60,6 +60,8 @@ class IngestResult:
         self.max_errors = max_errors
         self.stored_count = 0
         self.unknown_count = 0
+        self.withheld_count = 0
+        """Valid events that were not sent because another event of an atomic request is invalid."""
         self.errors: list[RecordError] = []
         self.last_offsets: dict[int, int] = {}
         self.stopped_at: int | None = None
@@ -194,7 +196,7 @@ class IngestResult:
             body["offsets"] = sorted(self._offsets, key=lambda row: row[self.unit])
             body["offsets_omitted"] = self.stored_count - len(self._offsets)
         if self.status != OK:
-            body["not_stored"] = len(self.errors) - self.unknown_count
+            body["not_stored"] = len(self.errors) - self.unknown_count + self.withheld_count
             body["unknown"] = self.unknown_count
             body["errors"] = [self._error_row(e) for e in sorted(self.errors, key=lambda e: e.position)]
         return body | self._stop_details()

@@ -304,7 +304,10 @@ class Ingest:
         events = await open_events(request, media_type, buffered, options.topic, reader, self._settings, self._clock)
         sender = self._new_sender(options, events.unit)
         parsed = await self._read_all(events, sender, body)
-        if parsed.records and not (options.atomic and sender.result.errors):
+        if options.atomic and sender.result.errors:
+            sender.result.withheld_count = len(parsed.records)
+            response = self._result_response(sender.result)
+        elif parsed.records:
             response = await self._store_in_transaction(self._transactor, key, parsed, sender.result)
         else:
             response = self._result_response(sender.result)

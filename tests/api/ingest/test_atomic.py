@@ -120,6 +120,16 @@ async def test_the_errors_of_an_atomic_request_are_bounded(producer: Any, url: s
         assert [[r.value for r in sent] for sent in service.transactor.sent] == [[b"1"]]
 
 
+async def test_no_event_beside_an_invalid_one_is_stored(producer: Any) -> None:
+    """The response counts the valid events as not stored too."""
+    service = Transactional(producer)
+    response = await service.post(b"1\n2\nx\n4\n", NDJSON, URL + "?atomic=true")
+    body = response.json()
+    assert (response.status_code, body["stored"], body["not_stored"], body["unknown"]) == (400, 0, 4, 0)
+    assert [error["line"] for error in body["errors"]] == [3]
+    assert service.transactor.sent == []
+
+
 class FencedTransactor(Transactor):
     """A transactor whose first transaction with a key is fenced before its commit."""
 
