@@ -308,7 +308,7 @@ class GuardedHttp(HttpToolsProtocol):
     def _reject_request(self, problem: Problem, segment: bytes = b"") -> None:
         """Send the problem as the response, unless another response has begun, and close the connection.
 
-        If the app already handles the request, it sees a disconnect.
+        If the app already handles the request, it sees a disconnect. It may have stored events of the body by then.
         """
         log.warning("request rejected", client=self.client, status=problem.kind.status, reason=problem.detail)
         self._stop_waiting()
