@@ -127,7 +127,8 @@ class ConsumerServiceSettings(ServiceSettings):
     consumer: ReadingSettings = ReadingSettings()
     producer: ProducerSettings = Field(
         default=ProducerSettings(),
-        description="producer of dead letters and returned records; compression_type is zstd by default",
+        description="producer of dead letters and returned records; compression_type is zstd by default, and "
+        "max_request_size at least 32 MiB (at most buffer_memory): the topics' max.message.bytes limits the records",
     )
 
     @model_validator(mode="after")
