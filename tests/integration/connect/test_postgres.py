@@ -275,6 +275,28 @@ async def test_a_value_that_its_column_cannot_have_is_reported(url: str, db: Any
         await task.stop()
 
 
+async def test_the_first_and_the_last_times_are_not_infinite(url: str, db: Any) -> None:
+    """The first and the last date and time that Python holds are written as they are, also in an array."""
+    await db.execute("CREATE TABLE t (d date, list date[], at timestamp, z timestamptz)")
+    task = PostgresSinkTask()
+    task.context = sink_context.Context()
+    await task.start({"name": "c", "connection.url": url})
+    first, last = dt.datetime.min, dt.datetime.max
+    values = [
+        {"d": one.date(), "list": [one.date()], "at": one.isoformat(), "z": one.replace(tzinfo=dt.UTC)}
+        for one in (first, last)
+    ]
+    try:
+        await task.put([sink_context.record(A, n, value) for n, value in enumerate(values)])
+        found = await db.fetch("SELECT d::text, list::text, at::text, (z AT TIME ZONE 'UTC')::text AS z FROM t")
+        assert [tuple(row) for row in found] == [
+            ("0001-01-01", "{0001-01-01}", "0001-01-01 00:00:00", "0001-01-01 00:00:00"),
+            ("9999-12-31", "{9999-12-31}", "9999-12-31 23:59:59.999999", "9999-12-31 23:59:59.999999"),
+        ]
+    finally:
+        await task.stop()
+
+
 async def test_texts_of_the_source_are_written(url: str, db: Any) -> None:
     """A text that the source reads from a column is written to a column of the same type, also an empty "char".
     An interval or a range, and a record without any of the columns, are errors that name the cause.

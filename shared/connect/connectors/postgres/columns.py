@@ -290,42 +290,48 @@ def _adapt_text(value: Any) -> Any:
     return _adapt_json(value) if isinstance(value, dict | list) else str(value)
 
 
-def _from_iso(parse: Callable[[str], Any], what: str) -> Callable[[Any], Any]:
-    """Return the adapter that parses texts of ISO 8601, and leaves other values as they are."""
+def _from_iso(kind: Any, what: str) -> Callable[[Any], Any]:
+    """Return the adapter that parses texts of ISO 8601, and leaves None and values of this kind as they are."""
 
     def adapt_text(value: Any) -> Any:
-        if not isinstance(value, str):
+        if value is None or isinstance(value, kind):
             return value
         try:
-            return parse(value)
-        except ValueError:
+            return kind.fromisoformat(value)
+        except (TypeError, ValueError):
             raise DataError(f"{value!r:.100} is not an ISO 8601 {what}") from None
 
     return adapt_text
 
 
-_adapt_date = _from_iso(dt.date.fromisoformat, "date")
-_adapt_time = _from_iso(dt.time.fromisoformat, "time of day")
-_adapt_datetime = _from_iso(dt.datetime.fromisoformat, "time")
+_adapt_date = _from_iso(dt.date, "date")
+_adapt_time = _from_iso(dt.time, "time of day")
+_adapt_datetime = _from_iso(dt.datetime, "time")
 
 
-def _adapt_timestamptz(value: Any) -> Any:
+def encode_as_date(value: Any) -> tuple[int]:
+    """Return a value for a date column in Postgres's binary form.
+
+    Raises DataError if the value is neither a date nor the text of one. The driver's own encoder writes the last date
+    of the year 9999 as infinity, and the first of the year 1 as -infinity.
+    """
+    return (_adapt_date(value).toordinal() - dt.date(2000, 1, 1).toordinal(),)
+
+
+def encode_as_timestamp(value: Any) -> tuple[int]:
+    """Return a value for a `timestamp` or `timestamptz` column in Postgres's binary form. A number is ms since the
+    epoch. A time without a zone is UTC, and a date is midnight in UTC.
+
+    Raises DataError if the value is not a time. The driver's own encoder writes the last µs of the year 9999 as
+    infinity, and the first of the year 1 as -infinity.
+    """
     if isinstance(value, bool):
         raise DataError(f"{value!r} is not a time")
     if isinstance(value, int):
-        return timestamp_from_ms(value)
-    value = _adapt_datetime(value)
+        return encode_timestamp(timestamp_from_ms(value))
     if isinstance(value, dt.date) and not isinstance(value, dt.datetime):
-        # The driver would take midnight in the time zone of this process.
-        return dt.datetime(value.year, value.month, value.day, tzinfo=dt.UTC)
-    if isinstance(value, dt.datetime) and value.tzinfo is None:
-        return value.replace(tzinfo=dt.UTC)
-    return value
-
-
-def _adapt_timestamp(value: Any) -> Any:
-    moment = _adapt_timestamptz(value)
-    return moment.astimezone(dt.UTC).replace(tzinfo=None) if isinstance(moment, dt.datetime) else moment
+        value = dt.datetime(value.year, value.month, value.day)
+    return encode_timestamp(aware(_adapt_datetime(value)))
 
 
 def _adapt_bits(value: Any) -> Any:
@@ -369,10 +375,6 @@ _ADAPTERS: dict[str, Callable[[Any], Any]] = {
     "character varying": _adapt_text,
     "character": _adapt_text,
     "bpchar": _adapt_text,
-    "timestamp with time zone": _adapt_timestamptz,
-    "timestamptz": _adapt_timestamptz,
-    "timestamp without time zone": _adapt_timestamp,
-    "date": _adapt_date,
     "numeric": _adapt_numeric,
     **dict.fromkeys(("real", "double precision"), _adapt_float),
     "bytea": _adapt_bytea,

@@ -154,5 +154,5 @@ def is_data_error(error: Exception) -> bool:
         pg.ProgramLimitExceededError,  # a row or an index row that is too large
         pg.PLPGSQLError,  # of a trigger, such as RAISE EXCEPTION
     )
-    # The driver raises the errors of Python if it cannot convert a value: 5 for a date is an AttributeError.
+    # The driver raises the errors of Python if it cannot convert a value: `{}` for a point is a KeyError.
     return isinstance(error, (*kinds, ValueError, TypeError, ArithmeticError, AttributeError, LookupError))

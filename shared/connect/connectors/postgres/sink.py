@@ -10,7 +10,7 @@ describes both).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +22,11 @@ from penstock.shared.connect.connectors.postgres import sql
 from penstock.shared.connect.connectors.postgres.columns import (
     INTEGER_BYTES,
     column_adapter,
+    decode_date,
     decode_integer,
+    decode_timestamp,
+    encode_as_date,
+    encode_as_timestamp,
     encode_integer,
 )
 from penstock.shared.connect.connectors.postgres.database import (
@@ -270,14 +274,15 @@ class PostgresSinkTask(SinkTask):
             self._stagings.clear()
             self._tables.clear()
             connection = await connect(self._values)
+            codecs: list[tuple[str, str, Callable[[Any], Any], Callable[[Any], Any]]] = [
+                ("date", "tuple", encode_as_date, decode_date),
+                ("timestamp", "tuple", encode_as_timestamp, decode_timestamp),
+                ("timestamptz", "tuple", encode_as_timestamp, decode_timestamp),
+            ]
             for kind, size in INTEGER_BYTES.items():
-                await connection.set_type_codec(
-                    kind,
-                    schema="pg_catalog",
-                    encoder=partial(encode_integer, size),
-                    decoder=decode_integer,
-                    format="binary",
-                )
+                codecs.append((kind, "binary", partial(encode_integer, size), decode_integer))
+            for kind, form, encode, decode in codecs:
+                await connection.set_type_codec(kind, schema="pg_catalog", encoder=encode, decoder=decode, format=form)
             self._connection = connection
         return self._connection
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from penstock.shared.common.errors import DataError, RetriableError
-from penstock.shared.connect.connectors.postgres.columns import column_adapter, encode_integer
+from penstock.shared.connect.connectors.postgres.columns import (
+    column_adapter,
+    decode_timestamp,
+    encode_as_date,
+    encode_as_timestamp,
+    encode_integer,
+)
 from penstock.shared.connect.connectors.postgres.database import driver, is_data_error, translated
 from penstock.shared.connect.connectors.postgres.sink import _copy_rows_to_table, sink_settings
 from penstock.shared.connect.connectors.postgres.sink_rows import RowBuilder, RowSettings, RowsToWrite, columns_of
@@ -100,9 +107,6 @@ def test_a_primary_key_of_the_key_has_the_keys_type() -> None:
 @pytest.mark.parametrize(
     ("kind", "value", "adapted"),
     [
-        ("timestamp(3) without time zone", NOON, NOON.replace(tzinfo=None)),
-        ("timestamp without time zone", NOON, NOON.replace(tzinfo=None)),
-        ("timestamp(3) with time zone", 1704110400000, NOON),
         ("numeric(10,2)", 1.5, Decimal("1.5")),
         ("numeric(10,-2)", 1.5, Decimal("1.5")),
         ("character varying(10)", 5, "5"),
@@ -120,14 +124,28 @@ def test_values_are_adapted_to_columns_with_a_precision(kind: str, value: Any, a
     assert adapt(value) == adapted
 
 
-def test_a_date_in_a_column_of_times_is_midnight_in_utc() -> None:
-    """A date becomes midnight in UTC, whatever the time zone of the worker is."""
-    midnight = NOON.replace(hour=0)
-    expected = {"timestamp with time zone": midnight, "timestamp without time zone": midnight.replace(tzinfo=None)}
-    for kind, moment in expected.items():
-        adapt = column_adapter(kind)
-        assert adapt is not None
-        assert adapt(NOON.date()) == moment
+@pytest.mark.parametrize(
+    ("value", "moment"),
+    [
+        (NOON, NOON),
+        (1704110400000, NOON),
+        ("2024-01-01T13:00+01:00", NOON),
+        (NOON.replace(tzinfo=None), NOON),
+        (NOON.date(), NOON.replace(hour=0)),
+    ],
+)
+def test_a_time_without_a_zone_is_utc(value: Any, moment: dt.datetime) -> None:
+    """A time without a zone is UTC, and a date is midnight in UTC, whatever the time zone of the worker is."""
+    assert decode_timestamp(encode_as_timestamp(value)) == moment
+
+
+@pytest.mark.parametrize(("encode", "value"), [(encode_as_date, 19000), (encode_as_date, "noon"),
+                                               (encode_as_timestamp, 1.5), (encode_as_timestamp, "noon"),
+                                               (column_adapter("time without time zone"), 19000)])  # fmt: skip
+def test_a_value_that_is_not_a_time_is_an_error(encode: Callable[[Any], Any], value: Any) -> None:
+    """A value that is not a date or time is an error that shows the value."""
+    with pytest.raises(DataError, match=f"{value!r} is not an ISO 8601"):
+        encode(value)
 
 
 @pytest.mark.parametrize(
