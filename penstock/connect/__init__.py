@@ -15,7 +15,13 @@ from penstock.shared.connect.config_def import (
     Width,
 )
 from penstock.shared.connect.config_provider import ConfigProvider
-from penstock.shared.connect.connector import Connector, ConnectorContext, SinkConnector, SourceConnector
+from penstock.shared.connect.connector import (
+    Connector,
+    ConnectorContext,
+    ExactlyOnceSupport,
+    SinkConnector,
+    SourceConnector,
+)
 from penstock.shared.connect.converter import Converter, HeaderConverter
 from penstock.shared.connect.errors import ConnectError, MoreNeeded, ToleranceExceeded
 from penstock.shared.connect.record import ConnectRecord, Header, SinkRecord, SourceRecord
@@ -47,6 +53,7 @@ __all__ = [
     "Converter",
     "DataError",
     "ErrantRecordReporter",
+    "ExactlyOnceSupport",
     "Field",
     "Header",
     "HeaderConverter",

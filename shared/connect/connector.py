@@ -123,7 +123,8 @@ class SourceConnector(Connector):
         return [self.props]
 
     def exactly_once_support(self, props: Props) -> ExactlyOnceSupport | None:
-        """Return whether exactly-once holds with these settings, or None if the connector cannot tell."""
+        """Return `ExactlyOnceSupport.SUPPORTED` if exactly-once holds with these settings, `UNSUPPORTED` if not, or
+        None if the connector cannot tell."""
         return None
 
     def can_define_transaction_boundaries(self, props: Props) -> bool:

@@ -238,6 +238,10 @@ def _check_exactly_once(
                     "The connector does not report whether it supports exactly-once with these settings. See its "
                     "documentation, and set 'exactly.once.support' to 'requested' if it does."
                 )
+            elif not isinstance(declared, ExactlyOnceSupport):
+                support.errors.append(
+                    f"The connector's exactly_once_support returns {declared!r}, and not an ExactlyOnceSupport or None."
+                )
             elif declared is not ExactlyOnceSupport.SUPPORTED:
                 support.errors.append("The connector does not support exactly-once with these settings.")
     if str(boundary.value).lower() == "connector" and not connector.can_define_transaction_boundaries(props):

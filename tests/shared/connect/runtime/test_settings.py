@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.connectors.file_stream import FileStreamSourceConnector
 from penstock.shared.connect.connectors.http import HttpSinkConnector
 from penstock.shared.connect.runtime.client_settings import (
     consumer_settings,
@@ -114,6 +116,14 @@ def test_required_exactly_once_is_checked(plugins: Plugins) -> None:
     assert "does not support" in validate_connector(plugins, props, enabled).errors[0]  # standard input
     boundary = validate_connector(plugins, props | {"file": "f", "transaction.boundary": "connector"}, enabled)
     assert "boundaries" in boundary.errors[0]
+
+
+def test_a_declared_support_must_be_of_the_enum(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connector that returns True for its exactly-once support gets an error that names the type."""
+    monkeypatch.setattr(FileStreamSourceConnector, "exactly_once_support", lambda self, props: True)
+    props = {"connector.class": "FileStreamSource", "name": "x", "topic": "t", "exactly.once.support": "required"}
+    (error,) = validate_connector(plugins, props, WORKER | {"exactly.once.source.support": "enabled"}).errors
+    assert re.search("True.*ExactlyOnceSupport", error)
 
 
 def test_settings_of_topic_creation_groups_are_validated(plugins: Plugins) -> None:
