@@ -92,8 +92,8 @@ class Connector(ABC):
 
         Tasks get values that are not texts in their JSON form, and no settings that are None.
 
-        If it raises an error, a distributed worker calls it again after a backoff, and a standalone worker fails the
-        connector.
+        If it raises an error, the worker calls it again after a backoff, and the tasks run on meanwhile. If it returns
+        more than `max_tasks` configurations, the connector fails.
         """
 
     def stop(self) -> Awaitable[None] | None:

@@ -14,11 +14,19 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.shared.clients.admin import Admin
+from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
-from penstock.shared.common.errors import ConfigError, IllegalState
+from penstock.shared.common.errors import ConfigError, IllegalState, PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect import redaction
-from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, summary_of
+from penstock.shared.connect.errors import (
+    BadRequest,
+    ConnectError,
+    ConnectorNotFound,
+    TooManyTasks,
+    summary_of,
+    trace_of,
+)
 from penstock.shared.connect.herder import views
 from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, CommandQueue, request_timeout
 from penstock.shared.connect.herder.connector_offsets import ConnectorOffsets, Row, Wanted
@@ -32,7 +40,7 @@ from penstock.shared.connect.runtime.client_settings import GROUP_ID_OVERRIDE
 from penstock.shared.connect.runtime.config_validation import ConfigInfos, plugin_definitions, require_connector_class
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins, connector_type, plugin_version
-from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
 from penstock.shared.connect.storage.config_records import Config, RestartRequest
@@ -77,6 +85,7 @@ class BaseHerder(ABC):
     generation = 0
     _commands: CommandQueue
     _runner: WorkRunner
+    _retry_backoff = ExponentialBackoff(250, 60_000)
     _started = False
 
     def __init__(
@@ -345,6 +354,53 @@ class BaseHerder(ABC):
     async def _restart_task(self, task: ConnectorTaskId) -> None:
         if not await self._runner.restart_tasks([task]):
             raise ConnectError(f"Failed to start task: {task}")
+
+    # --- task configs ---
+
+    def _reconfigure_tasks(self, name: str, attempt: int = 0) -> None:
+        """Get a running connector's task configs, and store them if they differ."""
+        self._runner.beside(self._make_task_configs(name, attempt))
+
+    async def _make_task_configs(self, name: str, attempt: int) -> None:
+        snapshot = self.snapshot()
+        config = snapshot.configs.get(name)
+        if config is None or self.worker.state(name) is not State.RUNNING:
+            return
+        # Three kinds of errors, as in Kafka Connect:
+        # 1. The connector was stopped meanwhile: nothing to do.
+        # 2. More tasks than tasks.max: the connector fails.
+        # 3. Any other error, such as a ConnectError of the connector: retries without a limit, with a backoff.
+        try:
+            made = await self.worker.connector_task_configs(name, config)
+        except ConnectorNotFound:
+            return
+        except TooManyTasks as e:
+            self._reporter.on_event(name, Event.FAILURE, self.worker.masking(config)(trace_of(e)))
+            return
+        except Exception as e:
+            self._retry_task_configs_later(name, attempt, e)
+            return
+        try:
+            await self._keep_tasks(name, made)
+        # Also if the leader rejects the request: until this worker has read a new session key, its signature is wrong.
+        except PenstockError as e:
+            self._retry_task_configs_later(name, attempt, e)
+
+    def _retry_task_configs_later(self, name: str, attempt: int, error: Exception) -> None:
+        delay_ms = round(self._retry_backoff.wait_ms(attempt + 1))
+        mask = self.worker.masking(self.snapshot().configs.get(name, {}))
+        log.warning(
+            "tasks cannot be configured yet", connector=name, again_in_ms=delay_ms, reason=mask(summary_of(error))
+        )
+
+        async def reconfigure_tasks_again() -> None:
+            self._reconfigure_tasks(name, attempt + 1)
+
+        self._commands.put(reconfigure_tasks_again, delay_ms)
+
+    @abstractmethod
+    async def _keep_tasks(self, name: str, made: Sequence[Config]) -> None:
+        """Store a connector's task configs, unless it was stopped or deleted meanwhile."""
 
     # --- offsets ---
 

@@ -100,6 +100,8 @@ class CommandQueue:
             done.set_exception(
                 IllegalState("the worker is shutting down" if self._closed else "too many requests wait")
             )
+            # If no caller waits, asyncio would log that the exception was never retrieved.
+            done.exception()
         else:
             due_ms = self._clock.monotonic_ms() + delay_ms
             heapq.heappush(self._heap, _Command(due_ms, next(self._numbers), run, done))

@@ -22,11 +22,10 @@ from weakref import WeakValueDictionary
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.group.member import GroupConfig
-from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import FatalError, KafkaTimeout, PenstockError, ProducerFenced, RetriableError
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.errors import BadRequest, ConnectorNotFound, TooManyTasks, summary_of, trace_of
+from penstock.shared.connect.errors import BadRequest, ConnectorNotFound, summary_of
 from penstock.shared.connect.group.assignor import IncrementalAssignor
 from penstock.shared.connect.group.connect_protocol import (
     NOTHING,
@@ -71,7 +70,6 @@ IDLE_MS = 10_000
 """The maximum time that the loop waits for work."""
 REBALANCE_WAIT_MS = 10_000
 """How long a request that arrives during a rebalance waits before it is rejected."""
-RETRY_BACKOFF = ExponentialBackoff(250, 60_000)
 
 
 class DistributedHerder(BaseHerder):
@@ -622,47 +620,6 @@ class DistributedHerder(BaseHerder):
 
     # --- task configs ---
 
-    def _reconfigure_tasks(self, name: str, attempt: int = 0) -> None:
-        """Get a running connector's task configs, and store them if they differ."""
-        self._runner.beside(self._make_task_configs(name, attempt))
-
-    async def _make_task_configs(self, name: str, attempt: int) -> None:
-        snapshot = self.snapshot()
-        config = snapshot.configs.get(name)
-        if config is None or self.worker.state(name) is not State.RUNNING:
-            return
-        # Three kinds of errors, as in Kafka Connect:
-        # 1. The connector was stopped meanwhile: nothing to do.
-        # 2. More tasks than tasks.max: the connector fails.
-        # 3. Any other error, such as a ConnectError of the connector: retries without a limit, with a backoff.
-        try:
-            made = await self.worker.connector_task_configs(name, config)
-        except ConnectorNotFound:
-            return
-        except TooManyTasks as e:
-            self._reporter.on_event(name, Event.FAILURE, self.worker.masking(config)(trace_of(e)))
-            return
-        except Exception as e:
-            self._retry_task_configs_later(name, attempt, e)
-            return
-        try:
-            await self._keep_tasks(name, made)
-        # Also if the leader rejects the request: until this worker has read a new session key, its signature is wrong.
-        except PenstockError as e:
-            self._retry_task_configs_later(name, attempt, e)
-
-    def _retry_task_configs_later(self, name: str, attempt: int, error: Exception) -> None:
-        delay_ms = round(RETRY_BACKOFF.wait_ms(attempt + 1))
-        mask = self.worker.masking(self.snapshot().configs.get(name, {}))
-        log.warning(
-            "tasks cannot be configured yet", connector=name, again_in_ms=delay_ms, reason=mask(summary_of(error))
-        )
-
-        async def reconfigure_tasks_again() -> None:
-            self._reconfigure_tasks(name, attempt + 1)
-
-        self._commands.put(reconfigure_tasks_again, delay_ms)
-
     async def _keep_tasks(self, name: str, made: Sequence[Config]) -> None:
         # Configs that are unchanged, and committed after the connector's config, are not written: new ones need a
         # rebalance and, under exactly-once, a restart of all tasks.
@@ -752,7 +709,7 @@ class DistributedHerder(BaseHerder):
             except (RetriableError, NotHere, RebalanceNeeded, RequestTimedOut) as e:
                 reason = summary_of(e)
             attempt += 1
-            delay_ms = round(RETRY_BACKOFF.wait_ms(attempt))
+            delay_ms = round(self._retry_backoff.wait_ms(attempt))
             log.warning("older tasks cannot be fenced yet", task=str(task), again_in_ms=delay_ms, reason=reason)
             await asyncio.sleep(delay_ms / 1000)
         # A rebalance while the fencing ran may have moved the task.

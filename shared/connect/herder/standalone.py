@@ -12,7 +12,7 @@ from typing import TypeVar
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, summary_of, trace_of
+from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound
 from penstock.shared.connect.group.connect_protocol import ConnectorsAndTasks
 from penstock.shared.connect.herder import views
 from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
@@ -212,29 +212,13 @@ class StandaloneHerder(BaseHerder):
     def _running_tasks_of_connector(self, name: str) -> list[ConnectorTaskId]:
         return [task for task in self._runner.running().tasks if task.connector == name]
 
-    def _reconfigure_tasks(self, name: str) -> None:
-        self._runner.beside(self._make_task_configs(name))
-
-    async def _make_task_configs(self, name: str) -> None:
-        config = self.snapshot().configs.get(name)
-        if config is None or self.worker.state(name) is not State.RUNNING:
-            return
-        try:
-            made = await self.worker.connector_task_configs(name, config)
-        except ConnectorNotFound:
-            return
-        except Exception as e:
-            # Any error of the connector fails this connector alone.
-            mask = self.worker.masking(config)
-            log.error("tasks cannot be configured", connector=name, reason=mask(summary_of(e)))
-            self._reporter.on_event(name, Event.FAILURE, mask(trace_of(e)))
-            return
-        await self._commands.execute(lambda: self._keep_tasks(name, made))
-
     async def _keep_tasks(self, name: str, made: Sequence[Config]) -> None:
-        # A connector that was stopped while its tasks were computed gets none.
-        if self.snapshot().target_state(name) is not TargetState.STOPPED:
-            await self._put_tasks(name, made)
+        async def put_tasks_unless_stopped() -> None:
+            # A connector that was stopped while its tasks were computed gets none.
+            if self.snapshot().target_state(name) is not TargetState.STOPPED:
+                await self._put_tasks(name, made)
+
+        await self._commands.execute(put_tasks_unless_stopped)
 
     async def _put_tasks(self, name: str, made: Sequence[Config]) -> None:
         snapshot = self.snapshot()

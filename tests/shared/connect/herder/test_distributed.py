@@ -35,7 +35,7 @@ from penstock.shared.connect.connector import Props
 from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound
 from penstock.shared.connect.group.connect_protocol import COMPATIBLE, EAGER, SESSIONED, ConnectorsAndTasks
 from penstock.shared.connect.herder import distributed
-from penstock.shared.connect.herder.base_herder import Stores
+from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
 from penstock.shared.connect.herder.distributed import DistributedHerder, PendingChanges
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.herder.errors import AlreadyExists, Forbidden, NotHere
@@ -349,7 +349,7 @@ async def test_requests_are_sent_again_after_a_change_of_the_session_key(monkeyp
     sends the request again.
     """
     once = {"exactly_once_source_support": "enabled"}
-    monkeypatch.setattr(distributed, "RETRY_BACKOFF", ExponentialBackoff(0, 0))
+    monkeypatch.setattr(BaseHerder, "_retry_backoff", ExponentialBackoff(0, 0))
     async with (
         FakeCluster() as cluster,
         running_herder(cluster, "a:1", **once) as first,
@@ -675,7 +675,7 @@ async def test_a_task_starts_only_once_the_newest_set_is_fenced(monkeypatch: pyt
 
         monkeypatch.setattr(herder, "snapshot", pending)
         monkeypatch.setattr(herder, "_request_fencing", fence)
-        monkeypatch.setattr(distributed, "RETRY_BACKOFF", NotedBackoff(0, 0))
+        monkeypatch.setattr(BaseHerder, "_retry_backoff", NotedBackoff(0, 0))
         assert await herder._fence_before_source_task(TASK)
         assert fenced == ["c", "c"]
         assert waits == [1]
@@ -692,7 +692,7 @@ async def test_fencing_is_retried_while_kafka_does_not_answer(monkeypatch: pytes
             raise failures.pop()
         await init_transactions(producer)
 
-    monkeypatch.setattr(distributed, "RETRY_BACKOFF", ExponentialBackoff(0, 0))
+    monkeypatch.setattr(BaseHerder, "_retry_backoff", ExponentialBackoff(0, 0))
     once = {"exactly_once_source_support": "enabled"}
     async with FakeCluster() as cluster, running_herder(cluster, "a:1", **once) as herder:
         await herder.put_connector("c", config(), replace=False)
@@ -739,7 +739,7 @@ async def test_task_configs_that_cannot_be_made_are_requested_again(monkeypatch:
                 raise failures.pop()
             return await super().task_configs(max_tasks + int(self.props.get("more", "0")))
 
-    monkeypatch.setattr(distributed, "RETRY_BACKOFF", ExponentialBackoff(0, 0))
+    monkeypatch.setattr(BaseHerder, "_retry_backoff", ExponentialBackoff(0, 0))
     async with FakeCluster() as cluster, running_herder(cluster, "a:1") as herder:
         herder.worker.plugins.add(Flaky, "Flaky")
         flaky = config() | {"connector.class": "Flaky"}
@@ -794,7 +794,7 @@ async def test_a_fenced_leader_that_still_leads_starts_its_tasks(fenced: int, mo
     and starts them.
     """
     commits = itertools.count(1)
-    monkeypatch.setattr(distributed, "RETRY_BACKOFF", ExponentialBackoff(0, 0))
+    monkeypatch.setattr(BaseHerder, "_retry_backoff", ExponentialBackoff(0, 0))
     async with (
         FakeCluster() as cluster,
         running_herder(cluster, "a:1", exactly_once_source_support="enabled") as herder,

@@ -238,6 +238,25 @@ async def test_a_restart_of_a_task_that_cannot_be_created_is_an_error() -> None:
         assert states(herder) == ["RUNNING", "RUNNING", "FAILED"]
 
 
+async def test_an_error_of_task_configs_is_retried() -> None:
+    """If `task_configs` raises an error, the connector stays RUNNING and `task_configs` is called again."""
+    async with running_herder() as (herder, _):
+        await herder.put_connector("c", config(), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        errors, connector = [ConnectError("no tables")], herder.worker._connectors["c"].connector
+
+        async def task_configs(max_tasks: int) -> list[dict[str, str]]:
+            if errors:
+                raise errors.pop()
+            return [{"word": ""}]
+
+        connector.task_configs = task_configs  # type: ignore[method-assign]
+        connector.context.request_task_reconfiguration()
+        await until(lambda: not errors)
+        assert states(herder) == ["RUNNING"] * 3
+        await until(lambda: states(herder) == ["RUNNING"] * 2)
+
+
 async def test_a_task_that_could_not_be_created_leaves_nothing() -> None:
     """The status of a task that could not be created is removed when the connector has fewer tasks. Its config is not
     kept."""
