@@ -134,6 +134,25 @@ async def test_auto_evolve_adds_missing_columns(url: str, db: Any) -> None:
         assert "column c, and auto.evolve" in run.listener.traces[0]
 
 
+@pytest.mark.parametrize("evolve", ["true", "false"])
+async def test_a_tombstone_adds_no_column(url: str, db: Any, evolve: str) -> None:
+    """A tombstone whose key names a column that the table lacks is an error of its record alone."""
+    await db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'a'), (2, 'b')")
+    task = PostgresSinkTask()
+    task.context = sink_context.Context(reporter := sink_context.Reporter())
+    settings = {"insert.mode": "upsert", "pk.mode": "record_key", "delete.enabled": "true", "auto.evolve": evolve}
+    await task.start({"name": "c", "connection.url": url, **settings})
+    keys = [{"id": 1}, {"account_id": 2}, {"id": 2, "account_id": 2}, {"id": 2}]
+    try:
+        await task.put([SinkRecord("t", 0, None, key, None, None, kafka_offset=n) for n, key in enumerate(keys)])
+        assert [offset for _, offset in reporter.reported] == [1, 2]
+        assert "no column account_id" in reporter.errors[0]
+        assert await db.fetch("SELECT * FROM t") == []
+        assert await db.fetch("SELECT FROM pg_attribute WHERE attname = 'account_id'") == []
+    finally:
+        await task.stop()
+
+
 async def test_rows_are_inserted_and_updated(url: str, db: Any) -> None:
     """`insert` appends rows with Kafka's coordinates as columns; `update` changes existing rows and adds none."""
     async with running() as run:

@@ -371,15 +371,16 @@ class PostgresSinkTask(SinkTask):
     async def _ensure_sink_table(self, connection: Any, name: str, groups: list[RowsToWrite]) -> None:
         """Read the table's columns unless all needed ones are known. Create the table or add missing columns if needed.
 
-        Raises ConnectError if the settings do not allow it. A missing table is not created for deletes alone.
+        Raises ConnectError if the settings do not allow it. A delete creates no table and adds no column. Raises
+        DataError if the table lacks a column of a delete.
         """
         wanted = columns_of(groups)
         table = self._tables.get(name)
         if table is not None and wanted.keys() <= table.columns.keys():
             return
         table = await self._describe_table(connection, name)
+        writes = [group for group in groups if not group.deletes]
         if table is None:
-            writes = [group for group in groups if not group.deletes]
             if not writes:
                 return
             if not self._values["auto.create"]:
@@ -387,7 +388,7 @@ class PostgresSinkTask(SinkTask):
             if not (fields := columns_of(writes)):
                 raise DataError(f"table {name} cannot be created: all values of the records are null")
             await change_schema(connection, sql.create_table(name, fields, writes[0].key))
-        elif missing := {one: kind for one, (kind, _) in wanted.items() if one not in table.columns}:
+        elif missing := {one: kind for one, (kind, _) in columns_of(writes).items() if one not in table.columns}:
             # A name that Postgres does not allow is an error of the record, not of the table.
             sql.quoted_columns(missing)
             if not self._values["auto.evolve"]:
@@ -397,6 +398,8 @@ class PostgresSinkTask(SinkTask):
         if found is None:
             raise RetriableError(f"table {name} was dropped while it was changed")
         self._tables[name] = found
+        if unknown := wanted.keys() - found.columns.keys():
+            raise DataError(f"table {name} has no column {', '.join(sorted(unknown))}, which a tombstone's key names")
 
     async def _describe_table(self, connection: Any, name: str) -> sql.SqlTable | None:
         rows = await connection.fetch(sql.columns_of_table("to_regclass($1)"), sql.quoted(name))
