@@ -131,7 +131,7 @@ async def test_auto_evolve_adds_missing_columns(url: str, db: Any) -> None:
         id = await run.run(PostgresSinkConnector, connection_url=url, **UPSERT)
         await produce(run, ({"id": 3}, {"a": 1, "c": 1}))
         await run.until(lambda: "failure" in run.listener.of(id))
-        assert "column c, and auto.evolve" in run.listener.traces[0]
+        assert "column c, and auto.evolve is false (records from t-0@0 on)" in run.listener.traces[0]
 
 
 @pytest.mark.parametrize("evolve", ["true", "false"])
@@ -312,6 +312,27 @@ async def test_the_first_and_the_last_times_are_not_infinite(url: str, db: Any) 
             ("0001-01-01", "{0001-01-01}", "0001-01-01 00:00:00", "0001-01-01 00:00:00"),
             ("9999-12-31", "{9999-12-31}", "9999-12-31 23:59:59.999999", "9999-12-31 23:59:59.999999"),
         ]
+    finally:
+        await task.stop()
+
+
+@pytest.mark.parametrize("mode", ["insert", "upsert"])
+async def test_a_value_for_a_generated_column_is_reported(url: str, db: Any, mode: str) -> None:
+    """A value for a generated column is an error of its record alone. The lack of a primary key is not."""
+    await db.execute("CREATE TABLE t (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id + 1) STORED)")
+    task = PostgresSinkTask()
+    task.context = sink_context.Context(reporter := sink_context.Reporter())
+    settings = {"name": "c", "connection.url": url, "pk.mode": "record_value", "pk.fields": "id", "insert.mode": mode}
+    await task.start(settings)
+    try:
+        values = [{"id": 0}, {"id": 1, "g": 2}, {"id": 2}]
+        await task.put([sink_context.record(A, n, value) for n, value in enumerate(values)])
+        assert await rows_of(db, "SELECT * FROM t ORDER BY id") == [(0, 1), (2, 3)]
+        assert [offset for _, offset in reporter.reported] == [1]
+        await db.execute("ALTER TABLE t DROP CONSTRAINT t_pkey")
+        if mode == "upsert":
+            with pytest.raises(ConnectError, match="ON CONFLICT"):
+                await task.put([sink_context.record(A, 3, {"id": 3})])
     finally:
         await task.stop()
 

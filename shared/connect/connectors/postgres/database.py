@@ -147,8 +147,12 @@ def is_data_error(error: Exception) -> bool:
     if getattr(error, "server_source_filename", None) in ("varsup.c", "multixact.c", "xact.c"):
         return False
     pg = driver().exceptions
+    # COPY has this code for a value of a generated column. In a statement it means that the primary key is missing.
+    if isinstance(error, pg.InvalidColumnReferenceError):
+        return getattr(error, "server_source_filename", None) == "copy.c"
     kinds = (
         pg.DataError,
+        pg.GeneratedAlwaysError,
         pg.IntegrityConstraintViolationError,
         pg.WithCheckOptionViolationError,
         pg.ProgramLimitExceededError,  # a row or an index row that is too large

@@ -392,7 +392,11 @@ class PostgresSinkTask(SinkTask):
             # A name that Postgres does not allow is an error of the record, not of the table.
             sql.quoted_columns(missing)
             if not self._values["auto.evolve"]:
-                raise ConnectError(f"table {name} has no column {', '.join(missing)}, and auto.evolve is false")
+                first = next(group.first for group in writes if missing.keys() & columns_of([group]).keys())
+                raise ConnectError(
+                    f"table {name} has no column {', '.join(missing)}, and auto.evolve is false "
+                    f"(records from {first} on)"
+                )
             await change_schema(connection, sql.add_columns(name, missing))
         found = await self._describe_table(connection, name)
         if found is None:

@@ -8,7 +8,7 @@ a schema that has only nulls has no type. It is not created, and is left out of 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from penstock.shared.common.errors import ConfigError, DataError
@@ -70,6 +70,8 @@ class RowsToWrite:
     """Each column's type, None if there were only nulls, and whether it is NOT NULL."""
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     deletes: bool = False
+    first: str = ""
+    """The coordinates of the first record."""
 
     def with_columns(self, names: Collection[str]) -> RowsToWrite:
         """Return the same rows to write, with only these columns of the table."""
@@ -78,7 +80,7 @@ class RowsToWrite:
         at = [i for i, name in enumerate(self.names) if name in names]
         kept = tuple(self.names[i] for i in at)
         rows = [tuple(row[i] for i in at) for row in self.rows]
-        return RowsToWrite(self.table, kept, self.key, {name: self.types[name] for name in kept}, rows, self.deletes)
+        return replace(self, names=kept, types={name: self.types[name] for name in kept}, rows=rows)
 
 
 class _Row(NamedTuple):
@@ -107,9 +109,8 @@ class RowBuilder:
             table = self._settings.table(record.topic)
             group = table, row.columns, row.key, row.is_delete
             if last is None or (last.table, last.names, last.key, last.deletes) != group:
-                last = RowsToWrite(
-                    table, row.columns, row.key, self._column_types(record, row.columns), deletes=row.is_delete
-                )
+                types = self._column_types(record, row.columns)
+                last = RowsToWrite(table, row.columns, row.key, types, deletes=row.is_delete, first=record.coordinates)
                 groups.append(last)
                 untyped = [name for name, (kind, _) in last.types.items() if kind is None]
             elif untyped:
