@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -266,7 +266,7 @@ class AbstractWorkerSourceTask(WorkerTask):
                 if not poll.done():
                     # A pause takes effect when the poll is over.
                     self._changed.clear()
-            records = list(poll.result() or ())
+            records = _polled_records(poll.result())
         except RetriableError as e:
             log.warning("poll will be retried", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
             await self._wait_for_target_state_change(SEND_FAILED_BACKOFF_MS)
@@ -568,6 +568,19 @@ class AbstractWorkerSourceTask(WorkerTask):
             if self._admin_open:
                 await self.parts.admin.close()
             await self.producer.close(0 if self.cancelled else CLOSE_TIMEOUT_MS)
+
+
+def _polled_records(polled: Any) -> list[SourceRecord]:
+    """Return the result of `poll` as a list. Raises ConnectError if it is not a list of records or None."""
+    if polled is None:
+        return []
+    if not isinstance(polled, Iterable):
+        raise ConnectError(f"poll must return a list or None, and not {type(polled).__name__}")
+    records = list(polled)
+    for record in records:
+        if not isinstance(record, SourceRecord):
+            raise ConnectError(f"poll must return a list of SourceRecord, and not of {type(record).__name__}")
+    return records
 
 
 def _destination_partition(produced: ProducerRecord) -> Destination:

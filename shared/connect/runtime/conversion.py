@@ -131,7 +131,8 @@ class Conversion:
     async def producer_record(self, record: SourceRecord) -> ProducerRecord | None:
         """Return a source's record for Kafka. Returns None if a transform dropped it, or if its error is tolerated.
 
-        Raises as `sink_records` does, and DataError for an invalid timestamp, which is never tolerated.
+        Raises as `sink_records` does, and DataError for an invalid topic, header or timestamp: these errors are never
+        tolerated.
         """
         try:
             made = await self._apply_transforms(record)
@@ -142,8 +143,13 @@ class Conversion:
 
     async def _producer_record(self, record: SourceRecord) -> ProducerRecord:
         topic = record.topic
+        # Raised outside the stages: as for an invalid time below, the task fails, and not only the record.
+        if not isinstance(topic, str):
+            raise DataError(f"Invalid record topic {topic!r}: it must be a text")
         headers = []
         for header in record.headers:
+            if not isinstance(header, Header):
+                raise DataError(f"Invalid record header: it is a {type(header).__name__}, and must be a Header")
             data = await self._run_stage(
                 Stage.HEADER_CONVERTER,
                 self.header,

@@ -232,6 +232,8 @@ class Worker:
             if self._connectors.get(name) is not connector:
                 raise ConnectorNotFound(f"Connector {name} was stopped") from None
             raise
+        if not isinstance(made, list | tuple):
+            raise ConnectError(f"task_configs must return a list, and not {type(made).__name__}")
         _check_tasks_max(name, len(made), props)
         plugin = self.plugins.connector_class(props["connector.class"])
         added = {"task.class": class_name(plugin.task_class)}

@@ -116,6 +116,25 @@ async def test_an_error_of_poll_fails_the_task() -> None:
         assert task().calls[-1] == "stop"
 
 
+@pytest.mark.parametrize(
+    ("polled", "error"),
+    [
+        (source_record("a", 1), "poll must return a list or None, and not SourceRecord"),
+        ([{"n": 1}], "poll must return a list of SourceRecord, and not of dict"),
+        ([source_record("a", 1, topic=None)], "Invalid record topic None"),  # type: ignore[arg-type]
+        ([source_record("a", 1, headers=(("h", "v"),))], "Invalid record header: it is a tuple"),
+    ],
+)
+async def test_an_invalid_result_of_poll_fails_the_task(polled: Any, error: str) -> None:
+    """A result of `poll` that is not a list of records, and a record with an invalid topic or header, fail the task.
+    The error names the mistake."""
+    async with running() as run:
+        id = await started(run, errors_tolerance="all")
+        task().batches.put_nowait(polled)
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert error in run.listener.traces[0]
+
+
 async def test_a_pause_holds_records_back() -> None:
     """Records of a poll during the pause request are sent before the pause, and then nothing is polled."""
     async with running() as run:

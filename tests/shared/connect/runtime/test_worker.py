@@ -12,7 +12,7 @@ import structlog
 
 from penstock.shared.connect.config_def import ConfigDef, Importance, Type
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector
-from penstock.shared.connect.errors import BadRequest, TooManyTasks
+from penstock.shared.connect.errors import BadRequest, ConnectError, TooManyTasks
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec
 from tests.shared.connect.harness import (
@@ -53,7 +53,7 @@ async def test_values_of_task_configs_become_texts() -> None:
 
     class Sharded(FileStreamSinkConnector):
         async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-            return [made]
+            return [made] if made else None  # type: ignore[return-value]
 
     async with running() as run:
         run.worker.plugins.add(Sharded, "Sharded")
@@ -64,6 +64,9 @@ async def test_values_of_task_configs_become_texts() -> None:
         assert {name: task[name] for name in made if name in task} == expected
         made["filter"] = Path("x")
         with pytest.raises(BadRequest, match="filter"):
+            await run.worker.connector_task_configs("s", config)
+        made.clear()
+        with pytest.raises(ConnectError, match="must return a list, and not NoneType"):
             await run.worker.connector_task_configs("s", config)
 
 
