@@ -38,7 +38,7 @@ from penstock.shared.connect.config_def import (
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.arrow_rows import NothingInIt, check_row, columns_of_file, table_of
 from penstock.shared.connect.connectors.retries import Retries
-from penstock.shared.connect.converters.json import value_to_json
+from penstock.shared.connect.converters.json import value_to_json, with_decimal_format
 from penstock.shared.connect.errors import ConnectError, summary_of
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.record import SinkRecord
@@ -248,13 +248,14 @@ class FilesSinkTask(SinkTask):
         """Return the rows of a file: a list for JSON, an Arrow table for Parquet. Raises DataError if a record does not
         fit."""
         if self._values["format"] == "json":
-            return [value_to_json(record.value_schema, record.value) for record in records]
+            numeric = self._values["decimal.format"].upper() == "NUMERIC"
+            return [value_to_json(record.value_schema, record.value, numeric) for record in records]
         return table_of(records)
 
     def _encode_file(self, records: list[SinkRecord]) -> bytes:
         rows = self._rows_of(records)
         if self._values["format"] == "json":
-            return msgspec.json.Encoder().encode_lines(rows)
+            return msgspec.json.Encoder(decimal_format="number").encode_lines(rows)
         sink = pa.BufferOutputStream()
         pq.write_table(columns_of_file(rows), sink, compression=self._values["parquet.codec"])
         encoded: bytes = sink.getvalue().to_pybytes()
@@ -294,7 +295,7 @@ class FilesSinkConnector(SinkConnector):
 
     @classmethod
     def config(cls) -> ConfigDef:
-        return (
+        return with_decimal_format(
             ConfigDef()
             .define("url", Type.STRING, NO_DEFAULT, HIGH,
                     "Path or URL of the folder, such as s3://bucket/folder?region=eu-west-1. The worker's "

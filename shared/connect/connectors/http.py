@@ -39,7 +39,7 @@ from penstock.shared.connect.config_def import (
 from penstock.shared.connect.connector import Props, SinkConnector, SourceConnector
 from penstock.shared.connect.connectors.poll_wait import PollWait
 from penstock.shared.connect.connectors.retries import Retries
-from penstock.shared.connect.converters.json import value_to_json
+from penstock.shared.connect.converters.json import value_to_json, with_decimal_format
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord, SourceRecord
 from penstock.shared.connect.redaction import without_passwords
@@ -224,13 +224,15 @@ class HttpSinkTask(SinkTask):
             await self._send_batch([record])
 
     def _encode_request_body(self, batch: list[SinkRecord]) -> bytes:
-        values = [value_to_json(record.value_schema, record.value) for record in batch]
+        numeric = self._values["decimal.format"].upper() == "NUMERIC"
+        values = [value_to_json(record.value_schema, record.value, numeric) for record in batch]
+        encoder = msgspec.json.Encoder(decimal_format="number")
         match self._values["batch.format"]:
             case "ndjson":
-                return msgspec.json.Encoder().encode_lines(values)
+                return encoder.encode_lines(values)
             case "single":
-                return msgspec.json.encode(values[0])
-        return msgspec.json.encode(values)
+                return encoder.encode(values[0])
+        return encoder.encode(values)
 
     async def stop(self) -> None:
         if hasattr(self, "_client"):
@@ -244,7 +246,7 @@ class HttpSinkConnector(SinkConnector):
 
     @classmethod
     def config(cls) -> ConfigDef:
-        return (
+        return with_decimal_format(
             http_client_config()
             .define("http.method", Type.STRING, "POST", MEDIUM,
                     "Request method: POST, PUT or PATCH.", one_of("POST", "PUT", "PATCH"))

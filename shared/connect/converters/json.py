@@ -287,6 +287,18 @@ def schema_to_envelope(schema: Schema | None, numeric_decimals: bool = False) ->
     return json
 
 
+def with_decimal_format(definition: ConfigDef) -> ConfigDef:
+    """Add JsonConverter's setting `decimal.format` to a sink that writes JSON."""
+    return definition.define(
+        "decimal.format",
+        Type.STRING,
+        "BASE64",
+        Importance.LOW,
+        "How decimals are written in JSON: BASE64 of their unscaled bytes, without the scale, or NUMERIC.",
+        one_of("BASE64", "NUMERIC", ignore_case=True),
+    )
+
+
 def value_to_json(schema: Schema | None, value: Any, numeric_decimals: bool = False, replace_null: bool = True) -> Any:
     """Return a value as JSON, as in the payload of JsonConverter's envelope. `schema` is the value's schema.
 

@@ -78,6 +78,17 @@ async def test_json_lines_and_rotation_by_time(tmp_path: Path) -> None:
         assert "takes no options" in found["url"][0]
 
 
+@pytest.mark.parametrize(("decimal_format", "text"), [("BASE64", '"ew=="'), ("numeric", "1.23")])
+async def test_decimals_in_json_have_the_configured_format(tmp_path: Path, decimal_format: str, text: str) -> None:
+    """Decimals are base64 of their unscaled bytes, or numbers with `decimal.format=NUMERIC`."""
+    settings = {"flush.size": "1", "decimal.format": decimal_format}
+    task = await started(tmp_path, Context(), format="json", **settings)
+    schema = Schema.struct(None, Field("n", decimal_schema(2)))
+    await task.put([SinkRecord("t", 0, None, None, schema, {"n": Decimal("1.23")}, kafka_offset=0)])
+    (name,) = names(tmp_path)
+    assert (tmp_path / name).read_text() == f'{{"n":{text}}}\n'
+
+
 async def started(folder: Path, context: Context, **settings: str) -> FilesSinkTask:
     task = FilesSinkTask()
     task.initialize(context)

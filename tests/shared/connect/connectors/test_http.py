@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from decimal import Decimal
 
 import httpx
 import pytest
@@ -19,8 +20,10 @@ from penstock.shared.connect.connectors.http import (
     pointed,
 )
 from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.runtime.abstract_source_task import WorkerSourceTaskContext
 from penstock.shared.connect.runtime.offset_backing_store import StoredOffsetReader
+from penstock.shared.connect.schema import Field, Schema, decimal_schema
 from tests import virtual_time
 from tests.shared.connect.connectors.http_server import Request, Response, serving
 from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, Reporter, produce, records
@@ -102,6 +105,19 @@ async def test_the_content_type_is_that_of_the_format_or_of_the_headers(settings
         await task.put(records(A, 0, 1))
         assert server.requests[0].headers["content-type"] == kind
         await task.stop()
+
+
+@pytest.mark.parametrize(
+    ("batch_format", "body"), [("array", b'[{"n":1.23}]'), ("ndjson", b'{"n":1.23}\n'), ("single", b'{"n":1.23}')]
+)
+async def test_decimals_may_be_numbers(batch_format: str, body: bytes) -> None:
+    """With `decimal.format=NUMERIC` decimals are JSON numbers in each `batch.format`."""
+    transport = Answers(lambda _request: OK)
+    task = await started_sink(transport, Context(), **{"decimal.format": "NUMERIC", "batch.format": batch_format})
+    schema = Schema.struct(None, Field("n", decimal_schema(2)))
+    await task.put([SinkRecord("t", 0, None, None, schema, {"n": Decimal("1.23")}, kafka_offset=0)])
+    assert transport.requests[0].body == body
+    await task.stop()
 
 
 async def started_sink(transport: httpx.AsyncBaseTransport, context: Context, **settings: str) -> HttpSinkTask:
