@@ -16,6 +16,7 @@ from typing import IO
 
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, non_empty
 from penstock.shared.connect.connector import ExactlyOnceSupport, Props, SinkConnector, SourceConnector
+from penstock.shared.connect.converters.plain import java_text
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import Offset, Partition, SinkRecord, SourceRecord
 from penstock.shared.connect.schema import STRING
@@ -171,8 +172,7 @@ class FileStreamSinkTask(SinkTask):
 
     async def put(self, records: list[SinkRecord]) -> None:
         if records and self._file is not None:
-            values = [record.value for record in records]
-            lines = [value if type(value) is str else _text_of_value(value) for value in values]
+            lines = [java_text(record.value, record.value_schema) for record in records]
             lines.append("")
             self._file.write("\n".join(lines))
             # As in Kafka Connect, a reader of the file sees each batch immediately.
@@ -181,12 +181,6 @@ class FileStreamSinkTask(SinkTask):
     async def stop(self) -> None:
         if self._file is not None and self._file is not sys.stdout:
             self._file.close()
-
-
-def _text_of_value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "null" if value is None else str(value)
 
 
 class FileStreamSinkConnector(SinkConnector):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import codecs
+import math
 import struct
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, ClassVar
 
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import Headers
-from penstock.shared.connect.config_def import ConfigDef, Importance, Type, as_text, invalid
+from penstock.shared.connect.config_def import ConfigDef, Importance, Type, invalid
 from penstock.shared.connect.converter import Converted, ConverterAndHeaderConverter
+from penstock.shared.connect.converters.json import NOT_FINITE
+from penstock.shared.connect.converters.simple_header import header_text
 from penstock.shared.connect.schema import (
     OPTIONAL_BOOLEAN,
     OPTIONAL_BYTES,
@@ -33,8 +37,45 @@ def _validate_encoding(name: str, value: Any) -> None:
         raise invalid(name, value, "unknown encoding") from None
 
 
+def java_text(value: Any, schema: Schema | None) -> str:
+    """Return a value's text, as Java's `toString` writes it. A struct, which has a schema, becomes `Struct{a=1,b=x}`.
+
+    Dates and times are in ISO 8601 and bytes are base64, as in SimpleHeaderConverter. In Java the text of a date
+    depends on the time zone of the JVM, and that of bytes is an address.
+
+    >>> java_text({"a": None, "b": [1e20, True]}, None)
+    '{a=null, b=[1.0E20, true]}'
+    """
+    if type(value) is str:
+        return value
+    if isinstance(value, Mapping) and schema is not None and schema.type is SchemaType.STRUCT:
+        given = [(field, value.get(field.name)) for field in schema.fields]
+        texts = [f"{field.name}={java_text(item, field.schema)}" for field, item in given if item is not None]
+        return f"Struct{{{','.join(texts)}}}"
+    keys, items = (None, None) if schema is None else (schema.key_schema, schema.value_schema)
+    if isinstance(value, Mapping):
+        texts = [f"{java_text(key, keys)}={java_text(item, items)}" for key, item in value.items()]
+        return f"{{{', '.join(texts)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(java_text(item, items) for item in value)}]"
+    if isinstance(value, float):
+        return _float_text(value)
+    if isinstance(value, bytearray | memoryview):
+        value = bytes(value)
+    return "null" if value is None else header_text(value, schema)
+
+
+def _float_text(number: float) -> str:
+    if not math.isfinite(number):
+        return NOT_FINITE[str(number)]
+    if number == 0 or 1e-3 <= abs(number) < 1e7:
+        return repr(number)
+    mantissa, exponent = f"{Decimal(repr(number)).normalize():E}".split("E")
+    return f"{mantissa}{'' if '.' in mantissa else '.0'}E{int(exponent)}"
+
+
 class StringConverter(ConverterAndHeaderConverter):
-    """Text. Other values are written as text: `true` for True, `1,2` for a list. Invalid bytes are read as U+FFFD."""
+    """Text. Other values are written as `java_text` describes. Invalid bytes are read as U+FFFD."""
 
     kafka_class = "org.apache.kafka.connect.storage.StringConverter"
 
@@ -59,7 +100,7 @@ class StringConverter(ConverterAndHeaderConverter):
         if value is None:
             return None
         try:
-            return (value if type(value) is str else as_text(value, None) or "").encode(self._encoding)
+            return java_text(value, schema).encode(self._encoding)
         except UnicodeEncodeError as e:
             raise DataError(f"Failed to serialize to a string: {e.reason}") from e
 

@@ -370,7 +370,7 @@ async def test_put_writes_to_the_file_immediately(tmp_path: Path) -> None:
     task.initialize(Context())
     await task.start({"file": str(tmp_path / "out")})
     await task.put([line("a"), line(True), line(None), line({"n": 1})])
-    assert (tmp_path / "out").read_text() == "before\na\ntrue\nnull\n{'n': 1}\n"
+    assert (tmp_path / "out").read_text() == "before\na\ntrue\nnull\n{n=1}\n"
     await task.stop()
 
 

@@ -21,7 +21,14 @@ from penstock.shared.connect.converters.plain import (
     StringConverter,
 )
 from penstock.shared.connect.converters.simple_header import SimpleHeaderConverter
-from penstock.shared.connect.schema import BOOLEAN, FLOAT64, INT8, INT16, INT64, STRING, decimal_schema
+from penstock.shared.connect.schema import BOOLEAN, FLOAT64, INT8, INT16, INT64, STRING, Field, Schema, decimal_schema
+
+ROW = Schema.struct(
+    None,
+    Field("id", INT64),
+    Field("n", decimal_schema(2, optional=True)),
+    Field("rows", Schema.array(Schema.struct(None, Field("id", INT64)), optional=True)),
+)
 
 AT = dt.datetime(2024, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC)
 
@@ -91,6 +98,22 @@ def test_the_string_converter_accepts_other_types() -> None:
     assert latin.from_connect_data("t", None, "é") == b"\xe9"
     with pytest.raises(ConfigError, match="unknown encoding"):
         StringConverter().configure({"converter.encoding": "x-none"}, False)
+
+
+@pytest.mark.parametrize(
+    ("value", "schema", "text"),
+    [
+        ({"a": 1, "b": None, "c": {"d": ["x", None]}}, None, "{a=1, b=null, c={d=[x, null]}}"),
+        ({"n": Decimal("1.50"), "id": 1, "none": None}, ROW, "Struct{id=1,n=1.50}"),
+        ({"id": 1, "rows": [{"id": 2}]}, ROW, "Struct{id=1,rows=[Struct{id=2}]}"),
+        (AT, None, "2024-01-02T03:04:05.678Z"),
+        (bytearray(b"ab"), None, "YWI="),
+        ([1e7, -1.5e-4, 1234567.5, 0.0, float("-inf")], None, "[1.0E7, -1.5E-4, 1234567.5, 0.0, -Infinity]"),
+    ],
+)
+def test_the_string_converter_writes_other_values_as_java(value: Any, schema: Schema | None, text: str) -> None:
+    """Structs, maps, lists and floats are written as Java's toString. Times are ISO 8601, and bytes base64."""
+    assert StringConverter().from_connect_data("t", schema, value) == text.encode()
 
 
 @pytest.mark.parametrize(
