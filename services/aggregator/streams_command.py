@@ -66,6 +66,8 @@ def reset_command(
         return
     for line in plan.lines():
         typer.echo(line)
+    if settings.streams.lake is None:
+        typer.echo("streams.lake is not set: the lake's tables, if there are any, stay")
     if not plan.is_empty:
         typer.echo("done" if execute else DRY_RUN)
 

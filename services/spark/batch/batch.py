@@ -6,6 +6,7 @@ Steps of a batch over topics:
 
 1. Stop with BatchRejected if the group has members, because the members own the partitions.
 2. Compact if there is a changelog, so that tasks restore from the lake and the tables have each partition's progress.
+   Stop with ChangelogHole if there are only tables, because their changelog was deleted.
 3. Create the topics as a starting worker does, and choose the end offset of each partition.
 4. Run one Spark task for each partition that has records to read (see `batch_task`).
 5. Compact the changelog records that the tasks committed, in the same Spark session.
@@ -50,7 +51,7 @@ from penstock.services.spark.table_columns import STATE
 from penstock.services.spark.topic_offsets import Offsets, TopicOffsets, offsets_at, run_with_timeout, topic_offsets
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import ConfigError, FatalError
+from penstock.shared.common.errors import ChangelogHole, ConfigError, FatalError
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.time_text import time_ms
 from penstock.shared.streams.changelog.format import BatchInput, Progress, decode_progress, require_whole_input
@@ -120,9 +121,9 @@ class BatchJob:
     def run(self) -> BatchReport:
         """Run one batch.
 
-        Raises BatchRejected if live instances run before the tasks begin, and BatchFenced if a task finds a live
-        instance. Also raises ConfigError and the errors of Kafka, tasks and compactions. Commits before an error are
-        kept.
+        Raises BatchRejected if live instances run before the tasks begin, BatchFenced if a task finds a live instance,
+        and ChangelogHole if there are tables without their changelog. Also raises ConfigError and the errors of Kafka,
+        tasks and compactions. Commits before an error are kept.
         """
         started = time.monotonic()
         self.failed = FailedSteps()
@@ -158,11 +159,21 @@ class BatchJob:
             # long, so check again that no live instance has started.
             self._compact_changelog(with_hook=False)
             self._wait_for_kafka(self._require_no_live_instances())
+        elif self._read_progress():
+            # In a new changelog nothing of what these tables count as done would be there, such as rows of files.
+            raise ChangelogHole(
+                f"{settings.folder} was made from {settings.changelog_topic}, which does not exist: it was deleted. "
+                "To start afresh, move the tables away, or run `penstock streams reset` with streams.lake set"
+            )
         partitions = asyncio.run(prepare_topics(settings.kafka, settings.streams(), self.topology, SYSTEM_CLOCK))
         held = topic_offsets(settings.kafka, self.topology.source_topics(), settings.kafka_timeout_ms)
-        state = delta_tables.open_table(f"{settings.folder}/{STATE}", settings.storage_options)
+        return partitions, held, self._read_progress()
+
+    def _read_progress(self) -> dict[int, Progress]:
+        """Return the tables' newest progress of each partition."""
+        state = delta_tables.open_table(f"{self.settings.folder}/{STATE}", self.settings.storage_options)
         rows = {} if state is None else progress_rows(state)
-        return partitions, held, {p: decode_progress(of[0]["progress"].encode()) for p, of in rows.items()}
+        return {p: decode_progress(of[0]["progress"].encode()) for p, of in rows.items()}
 
     async def _require_no_live_instances(self) -> None:
         try:

@@ -79,6 +79,13 @@ async def test_a_reset_is_a_dry_run_without_execute(
     assert lines[2] == {**plan, "offsets": {}, "topics": [], "snapshot": None, "tables": {}, **rest, "state": []}
 
 
+async def test_a_reset_without_a_lake_says_that_tables_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    """The lake may be known to another command only, such as `penstock batch --lake`."""
+    async with FakeCluster() as cluster:
+        assert await asyncio.to_thread(main, [part for part in arguments(cluster) if part != "--json"]) == 0
+    assert "streams.lake is not set: the lake's tables, if there are any, stay" in capsys.readouterr().out
+
+
 async def test_a_snapshot_that_cannot_be_removed_keeps_the_offsets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

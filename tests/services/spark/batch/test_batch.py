@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pyarrow as pa
 import pytest
 from prometheus_client import CollectorRegistry
@@ -33,6 +35,7 @@ from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.compaction.compact import CompactionReport
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import (
+    ChangelogHole,
     ConfigError,
     CorruptRecord,
     DeliveryTimeout,
@@ -53,6 +56,7 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.task.metrics import Totals
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.testing.manual_clock import ManualClock
+from tests import lake_tables
 
 
 def progress(**given: Any) -> Progress:
@@ -147,6 +151,26 @@ def test_topics_wait_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {p: progress(input=BatchInput("aa", 3, is_done=p == 0)) for p in (0, 1)}
     monkeypatch.setattr(job, "_prepare_batch", lambda: (None, {}, known))
     with pytest.raises(ConfigError, match=r"partition 1.*3 rows"):
+        job.run()
+
+
+def test_tables_of_a_deleted_changelog_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise their progress would count as done, though the changelog has none of it. No topic is created."""
+    builder = StreamsBuilder()
+    builder.stream("in").to("out")
+    monkeypatch.setattr(batch, "load_topology", lambda name, options: builder.build())
+    body = msgspec.json.encode(progress(input=BatchInput("aa", 3, is_done=True)))
+    lake_tables.write_state(tmp_path, "app", [], [lake_tables.progress(0, 7, body)])
+    session: Any = None
+    settings = BatchSettings(application="app", lake=str(tmp_path), topology="a:b", files="f", live_from="latest")
+    job = BatchJob(session, settings, str)
+
+    async def nothing() -> set[str]:
+        return set()
+
+    monkeypatch.setattr(job, "_require_no_live_instances", nothing)
+    monkeypatch.setattr(job, "_list_topics", nothing)
+    with pytest.raises(ChangelogHole, match=r"app was made from app-changelog, which does not exist"):
         job.run()
 
 
