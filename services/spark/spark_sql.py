@@ -92,11 +92,9 @@ def _result_expression(aggregation: AggregationSchema) -> str:
             return f"IF({state_column('n')} > 0, CAST({state_column('sum')} AS DOUBLE) / {state_column('n')}, NULL)"
         case "count_distinct":
             return f"hll_sketch_estimate({state_column('hll')})"
-        case "aggregate" | "collect_list" | "collect_set" | "quantiles" | "value" | "join":
-            return f"CAST({state_column('json')} AS STRING)"
         case "first" | "last" if aggregation.result != "json":
             return f"IF({state_column('at_ms')} >= 0, {state_column('value')}, NULL)"
-        case "first" | "last":
+        case "aggregate" | "collect_list" | "collect_set" | "quantiles" | "value" | "join" | "first" | "last":
             return f"NULLIF(CAST({state_column('json')} AS STRING), '')"
     raise SchemaMismatch(
         f"aggregation {aggregation.name!r}: this release does not know the function {aggregation.function!r}"

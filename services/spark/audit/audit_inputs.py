@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.spark.audit.kafka_source import KAFKA_SOURCE_MS_MAX, count_records, read_topic
-from penstock.services.spark.audit.measures import parsed, texts_alone, unchecked
+from penstock.services.spark.audit.measures import parsed, texts_alone, unchecked, unequal_results
 from penstock.services.spark.audit.settings import SAMPLE_PARTS, AuditSettings
 from penstock.services.spark.lake_tables import LakeTables
 from penstock.services.spark.spark_sql import by_partition, empty
@@ -57,7 +57,7 @@ class Inputs(NamedTuple):
     dead: DataFrame
     """Coordinates of dead letters: partition and offset, null if they cannot be read."""
     stream: DataFrame
-    """The store's windows: WINDOW, state, `closed`, `closed_ms`."""
+    """The store's windows: WINDOW, state, `closed`, `closed_ms`, `wrong_results` (`unequal_results`; empty if open)."""
     store: StoreSchema
     recomputes: bool = True
     """True if the audit checks what depends on stream time: close times, which records were late, and the bounds of
@@ -250,10 +250,14 @@ def read_stream_windows(found: LakeTables, store: StoreSchema) -> DataFrame:
     bounds = (F.unix_millis("window_start").alias("start_ms"), F.unix_millis("window_end").alias("end_ms"))
     at = F.unix_millis("closed_at").alias("closed_ms")
     closed = found.closed(store).select(
-        "partition", key.alias("key"), *bounds, "state", F.lit(True).alias("closed"), at
+        *("partition", key.alias("key"), *bounds, "state", F.lit(True).alias("closed"), at),
+        unequal_results(store).alias("wrong_results"),
     )
     live = found.live(store).withColumn("closed_at", F.lit(None).cast("timestamp"))
-    live = live.select("partition", key.alias("key"), *bounds, "state", F.lit(False).alias("closed"), at)
+    live = live.select(
+        *("partition", key.alias("key"), *bounds, "state", F.lit(False).alias("closed"), at),
+        F.lit("").alias("wrong_results"),
+    )
     return closed.unionByName(live)
 
 

@@ -27,6 +27,7 @@ SESSION_CHECKS = {
     "unbalanced": "the records of each computed session are in the stream's sessions within it, once",
     "outside": "every session of the stream is within a computed session",
     "windows": "sessions are split, kept and closed as the session rule requires",
+    "results": "the result columns of each closed window are the results of its state",
     "closing": "no window was closed before its end and the grace had passed",
     "lateness": "exactly the late records are reported as late",
 }
@@ -36,7 +37,7 @@ RECOMPUTED = frozenset(("windows", "closing", "lateness"))
 WINDOW_CHECKS = {
     **{name: SESSION_CHECKS[name] for name in ("unknown", "twice")},
     "windows": "each window has exactly the records in its bounds that did not miss it",
-    **{name: SESSION_CHECKS[name] for name in ("closing", "lateness")},
+    **{name: SESSION_CHECKS[name] for name in ("results", "closing", "lateness")},
 }
 """The checks of windows that do not merge. The contents of tumbling and hopping windows do not depend on time."""
 
@@ -161,6 +162,13 @@ def differing_windows(expected: DataFrame, stream: DataFrame, numbers: list[Meas
     return as_differences(
         both.withColumn("reason", reason).filter(F.col("reason").isNotNull()), "windows", "start_ms", detail
     )
+
+
+def wrong_results(inputs: Inputs) -> DataFrame:
+    """Return the closed windows, of any kind, in which a result column differs from the result of the state."""
+    wrong = inputs.stream.filter(in_sample(inputs.sample) & (F.col("wrong_results") != ""))
+    detail = F.format_string("%s..%s: %s", "start_ms", "end_ms", "wrong_results")
+    return as_differences(wrong, "results", "start_ms", detail)
 
 
 def early_closed_windows(stream: DataFrame, store: StoreSchema) -> DataFrame:

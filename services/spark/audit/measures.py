@@ -17,7 +17,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.spark_sql import SQL_TYPES, quoted
+from penstock.services.spark.spark_sql import SQL_TYPES, quoted, result_expressions
 from penstock.shared.common.arrow_arrays import ARROW_TYPES
 from penstock.shared.common.errors import SerializationError
 from penstock.shared.common.records import INT64_MAX, INT64_MIN
@@ -30,6 +30,8 @@ RELATIVE_ERROR = 1e-9
 FIELDS = "fields"
 TEXT = "text"
 OTHER = "other"
+# The report shows at most this many characters of a result.
+SHOWN_MAX = 100
 _TYPES = {**SQL_TYPES, TEXT: "STRING", OTHER: "BOOLEAN"}
 _ARROW_TYPES = {**ARROW_TYPES, TEXT: pa.string(), OTHER: pa.bool_()}
 
@@ -241,6 +243,19 @@ def unequal_measures(all_measures: list[Measure]) -> SparkColumn:
             differs &= ~F.coalesce(F.abs(a - b) <= against * RELATIVE_ERROR, F.lit(False))
         text = F.concat(F.lit(f"{measure.label}: expected "), _column_as_text(a), F.lit(", found "), _column_as_text(b))
         differences.append(F.when(differs, text))
+    return F.concat_ws("; ", *differences) if differences else F.lit("")
+
+
+def unequal_results(store: StoreSchema) -> SparkColumn:
+    """Return as text the result columns of a row of `closed` that differ from the results of its `state`; empty if none
+    do.
+    """
+    differences = []
+    for name, of_state in result_expressions(store).items():
+        found = F.col(quoted(name))
+        shown = [F.substring(_column_as_text(value), 1, SHOWN_MAX) for value in (of_state, found)]
+        text = F.concat(F.lit(f"{name}: the state has "), shown[0], F.lit(", the column "), shown[1])
+        differences.append(F.when(~of_state.eqNullSafe(found), text))
     return F.concat_ws("; ", *differences) if differences else F.lit("")
 
 

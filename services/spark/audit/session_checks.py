@@ -29,6 +29,7 @@ from penstock.services.spark.audit.common_checks import (
     repeated_coordinates,
     stream_windows,
     unknown_coordinates,
+    wrong_results,
 )
 from penstock.services.spark.audit.differences import (
     Compared,
@@ -61,6 +62,7 @@ def compare_sessions(inputs: Inputs) -> Compared:
         repeated_coordinates(labelled, inputs.exactly_once),
         unbalanced_sessions(contained, computed, balanced),
         outside_sessions(contained),
+        wrong_results(inputs),
     ]
     if inputs.recomputes:
         keyed = labelled.filter(F.col("outcome").isin(ACCEPTED, LATE))

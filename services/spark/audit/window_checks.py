@@ -33,6 +33,7 @@ from penstock.services.spark.audit.common_checks import (
     repeated_coordinates,
     stream_windows,
     unknown_coordinates,
+    wrong_results,
 )
 from penstock.services.spark.audit.differences import (
     Compared,
@@ -82,7 +83,7 @@ def compare_windows(inputs: Inputs) -> Compared:
         )
     expected = materialized(expected)
     stream = materialized(stream)
-    found = [unknown_coordinates(inputs), repeated_coordinates(labelled, inputs.exactly_once)]
+    found = [unknown_coordinates(inputs), repeated_coordinates(labelled, inputs.exactly_once), wrong_results(inputs)]
     contents = differing_windows(expected, stream, numbers)
     if store.kind != "sliding":
         found.append(contents)
