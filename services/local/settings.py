@@ -56,6 +56,23 @@ class UpSettings(DaemonSettings):
         default=8083, description="port of the Connect worker's REST API, at http.host; 0: a free one"
     )
 
+    def listening(self) -> dict[str, tuple[str, int]]:
+        """Return the host and port of each listener whose port is set, by the port's setting."""
+        found = {
+            "http.port": (self.http.host, self.http.port),
+            "broker.port": (self.broker.host, self.broker.port),
+            "connect_port": (self.http.host, self.connect_port if self.connect_worker else 0),
+        }
+        return {setting: (host, port) for setting, (host, port) in found.items() if port}
+
+    @model_validator(mode="after")
+    def _check_ports_differ(self) -> Self:
+        settings: dict[int, str] = {}
+        for setting, (_, port) in self.listening().items():
+            if (other := settings.setdefault(port, setting)) != setting:
+                raise ValueError(f"{other} and {setting} are both {port}: choose another port, or 0 for a free one")
+        return self
+
 
 class GatewaySettings(ProducerServiceSettings):
     """The gateway of a local set-up: ingest, admin and dashboard at one address."""

@@ -68,10 +68,8 @@ class Up:
                 f"http.ssl_certfile: {PROGRAM} serves HTTP only: unset it (for TLS use a reverse proxy), or name "
                 "another settings file with --config"
             )
-        if settings.http.port:
-            ports.require_free(settings.http.host, settings.http.port, "http.port")
-        if settings.connect_worker and settings.connect_port:
-            ports.require_free(settings.http.host, settings.connect_port, "connect_port")
+        for setting, (host, port) in settings.listening().items():
+            ports.require_free(host, port, setting)
         variables = self._file_variable | self._aggregator_settings()
         own = {f"{ENV_PREFIX}{name}": value for name, value in variables.items()}
         aggregates = AggregatorSettings.load(environ={**os.environ, **own}, program="penstock aggregator")

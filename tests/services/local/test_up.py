@@ -62,7 +62,10 @@ def _own_folder_and_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     logging.root.handlers[:], logging.root.level = before
 
 
-@pytest.mark.parametrize(("flag", "setting"), [("http.port", "http.port"), ("connect-port", "connect_port")])
+@pytest.mark.parametrize(
+    ("flag", "setting"),
+    [("http.port", "http.port"), ("broker.port", "broker.port"), ("connect-port", "connect_port")],
+)
 def test_a_port_in_use_is_an_error_before_kafka_is_started(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], flag: str, setting: str
 ) -> None:
@@ -187,6 +190,16 @@ async def test_topics_of_a_broker_with_data_are_checked_later() -> None:
     up._broker = BrokerWithData()  # type: ignore[assignment]
     with pytest.raises(Started):
         await up.startup()
+
+
+def test_one_port_for_two_settings_is_rejected() -> None:
+    """The error names both settings. Without the Connect worker, its port is free for others."""
+    arguments = ["--http.port=28500", "--connect-port=28500"]
+    with pytest.raises(ConfigError, match=r"http\.port and connect_port are both 28500"):
+        UpSettings.load(arguments, environ={})
+    with pytest.raises(ConfigError, match=r"http\.port and broker\.port are both 28500"):
+        UpSettings.load(["--http.port=28500", "--broker.port=28500"], environ={})
+    UpSettings.load([*arguments, "--no-connect-worker"], environ={})
 
 
 async def test_tls_is_an_error_before_kafka_is_started() -> None:
