@@ -44,7 +44,7 @@ class ServiceShuttingDown(PenstockError):
 
 
 class ClientDisconnected(Problem):
-    """The connection is closed: by the client, or because the client does not read the response.
+    """The connection ends: the client has closed it, does not read the response, or has sent a body that is not HTTP.
 
     No client receives this problem as a response.
     """

@@ -226,7 +226,7 @@ class ProblemDetails(TypedDict):
 
 
 class RestError(TypedDict):
-    """An error in the format of REST Proxy and Kafka Connect."""
+    """The body of an error response in the format of REST Proxy and Kafka Connect."""
 
     error_code: Annotated[int, Field(examples=[40401])]
     message: ErrorMessage

@@ -69,7 +69,9 @@ class Up:
                 "another settings file with --config"
             )
         for setting, (host, port) in settings.listening().items():
-            ports.require_free(host, port, setting)
+            # After a kill of this program, its broker keeps the port for some seconds. The start of Kafka waits for it.
+            if setting != "broker.port" or not self._broker.has_data():
+                ports.require_free(host, port, setting)
         variables = self._file_variable | self._aggregator_settings()
         own = {f"{ENV_PREFIX}{name}": value for name, value in variables.items()}
         aggregates = AggregatorSettings.load(environ={**os.environ, **own}, program="penstock aggregator")

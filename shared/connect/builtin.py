@@ -1,6 +1,6 @@
 """The plugins that ship with Penstock: the modules of their classes, and the public modules that configurations name.
 
-A class is imported on first use. Most processes need few of them, and some classes need an extra.
+A class is imported on first use, because some need an extra. A Connect worker imports all of them at its start.
 """
 
 from __future__ import annotations

@@ -231,7 +231,8 @@ class TaskSchedules:
         """
         kept = {}
         for grid, due in self.restored.items():
-            node = next((node for node in self._source_topics if grid.startswith(f"{node}/")), None)
+            nodes = [node for node in self._source_topics if grid.startswith(f"{node}/")]
+            node = max(nodes, key=len, default=None)
             if not _is_outdated(grid, due, stream_time_ms=stream_time_ms(self.topics_of(node)), now_ms=now_ms):
                 kept[grid] = due
         for queue in (*self.stream_time.values(), self.wall_clock):

@@ -3,7 +3,8 @@
 UNJOINED --partitions to revoke--> PREPARING --revoked--> UNJOINED
 UNJOINED --nothing to revoke--> JOINING --generation--> SYNCING --assignment--> COMPLETING
 COMPLETING --listener called--> STABLE --rebalance due--> UNJOINED
-JOINING, SYNCING --retriable error--> UNJOINED
+JOINING --member id to join with--> UNJOINED
+JOINING, SYNCING --retriable error, or an invalid member or generation--> UNJOINED
 PREPARING, COMPLETING --removed from the group--> UNJOINED
 any --other error--> FAILED --error raised to the user--> UNJOINED
 UNJOINED, PREPARING, COMPLETING, STABLE --no poll for max_poll_interval_ms--> LEFT --poll--> UNJOINED
@@ -12,8 +13,8 @@ PREPARING, LEFT and FAILED are states of consumers only: a Connect worker goes t
 FatalError a consumer stays FAILED.
 
 Nothing here waits or sends. A subclass's `next_step` returns the next step. `Member` handles what all members share:
-it forgets an invalid generation, retries retriable errors with a doubling backoff, and requests a new lookup of a
-coordinator that has moved. Every other error goes to `fail`.
+it forgets an invalid generation, retries joins and syncs after retriable errors with a doubling backoff, and requests a
+new lookup of a coordinator that has moved. Every other error goes to `fail`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 The built-in partitioner sends a record with a key to a partition by Java's murmur2 of the key. Records without a key
 share a sticky partition (KIP-480, KIP-794), which changes after `batch_size` bytes. The next one is drawn among the
-partitions that have a leader. The fewer batches a partition has queued, the more often it is drawn. A partition is
-skipped if a batch has been ready for its broker for longer than `partitioner_availability_timeout_ms`.
+partitions that have a leader, or among all if none has one. The fewer batches a partition has queued, the more often it
+is drawn. With a `partitioner_availability_timeout_ms`, a partition is skipped if a batch has been ready for its broker
+for longer, unless that is so for all partitions.
 
 `ProducerPartitioner` has the partitions of each topic in the metadata, their queues, and the sticky partition.
 

@@ -107,7 +107,7 @@ class ExtendedAssignment:
 
 
 def encode_state(state: WorkerState, version: int, last: ExtendedAssignment | None = None) -> bytes:
-    """Return the bytes of a worker's state for the leader. `last` is the last assignment that the worker received."""
+    """Return the bytes of a worker's state for the leader. `last` is the last assignment that the worker applied."""
     data = struct.pack(">h", version) + encode_string(state.url) + struct.pack(">q", state.config_offset)
     # An eager worker has stopped all its work before it joins, so version 0 has no allocation.
     if version == EAGER:

@@ -1,6 +1,7 @@
 """A thread in which the worker calls `def` methods of one task or connector, so that they may block.
 
-A method that blocks there delays no other task. `async def` methods run on the worker's event loop.
+A method that blocks there delays no other task. `async def` methods run on the worker's event loop. So do the
+constructor and a connector's `initialize`, `version` and `config`, which must not block.
 
 The thread is a daemon thread. The interpreter waits at its end for the threads of a ThreadPoolExecutor, and a call that
 never returns would keep the process from ending.

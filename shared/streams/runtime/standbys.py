@@ -66,7 +66,7 @@ class Standby:
 
     @property
     def lag(self) -> int | None:
-        """The changelog offsets that it has not read yet; None while they are unknown."""
+        """The changelog offsets that it had not read yet at its last poll; None while they are unknown."""
         if self.restoring is None:
             return None
         return self.current_lag if self.is_current else self.restoring.progress.remaining_records

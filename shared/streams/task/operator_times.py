@@ -69,7 +69,7 @@ class OperatorTimes:
             operator.close_time_ms = progress.close_times_ms.get(operator.store_name)
 
     def stream_time_ms(self, topics: Iterable[str]) -> int:
-        """Return the highest time of these source topics, or NO_TIME before their first record."""
+        """Return the highest time of these source topics, or NO_TIME if none has one."""
         return max([self.source_times_ms.get(topic, NO_TIME) for topic in topics], default=NO_TIME)
 
     def advance_source(self, topic: str, timestamp_ms: int) -> None:

@@ -79,6 +79,21 @@ def test_a_port_in_use_is_an_error_before_kafka_is_started(
     assert not (tmp_path / "data").exists()
 
 
+def test_the_port_of_a_broker_that_was_killed_is_not_an_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A broker with data may still be ending, so its port is checked only at its start, after everything else."""
+    storage = tmp_path / "data" / "kafka" / LOG_FOLDER
+    storage.mkdir(parents=True)
+    (storage / META_PROPERTIES).touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ports = ["--http.port=0", "--connect-port=0", f"--broker.port={port}"]
+        assert main([*ports, "--handler=nowhere:handle", "--data-dir=data", "--log.format=json"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "handler: no module 'nowhere'" in line
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

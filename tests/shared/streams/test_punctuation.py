@@ -564,11 +564,11 @@ def test_no_result_in_sight_moves_no_repartition_topics_time() -> None:
 
 def test_an_unused_grid_is_kept_until_its_own_stream_time_has_passed_it() -> None:
     """Of restored schedules that are not scheduled again, those of a sub-topology without records stay."""
-    schedules = TaskSchedules({"a": ("x",), "b": ("y",)}, ("x", "y"))
-    schedules.restored = {f"{node}/mine (stream_time, every 10 ms)": 100 for node in ("a", "b", "gone")}
+    schedules = TaskSchedules({"a": ("x",), "b": ("y",), "a/b": ("y",)}, ("x", "y"))
+    schedules.restored = {f"{node}/mine (stream_time, every 10 ms)": 100 for node in ("a", "b", "a/b", "gone")}
     times = {"x": 200}
     kept = schedules.grids_ms(lambda topics: max(times.get(topic, -1) for topic in topics), 0)
-    assert list(kept) == ["b/mine (stream_time, every 10 ms)"]
+    assert list(kept) == ["b/mine (stream_time, every 10 ms)", "a/b/mine (stream_time, every 10 ms)"]
 
 
 TOPICS = ("in",)
