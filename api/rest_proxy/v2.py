@@ -123,10 +123,10 @@ class V2Request(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     records: list[V2Record]
-    key_schema: str | None = None
-    key_schema_id: int | None = None
-    value_schema: str | None = None
-    value_schema_id: int | None = None
+    key_schema: Any = None
+    key_schema_id: Any = None
+    value_schema: Any = None
+    value_schema_id: Any = None
 
 
 class V2Response(JSONResponse):
