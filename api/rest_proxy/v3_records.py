@@ -40,10 +40,13 @@ T = TypeVar("T")
 
 
 class V3Data(msgspec.Struct, forbid_unknown_fields=True):
-    """A key or a value. As in REST Proxy, the fields for schemas must be null in formats without a schema."""
+    """A key or a value. As in REST Proxy, the fields for schemas must be null in formats without a schema.
+
+    `data` is required, so that a value without it is not stored as a tombstone.
+    """
 
     type: EmbeddedFormat
-    data: msgspec.Raw = msgspec.Raw(b"null")
+    data: msgspec.Raw
     subject: None = None
     subject_name_strategy: None = None
     schema_id: None = None

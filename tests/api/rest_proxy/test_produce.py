@@ -244,6 +244,7 @@ async def test_v3_batch_is_207_with_successes_and_failures(client: httpx.AsyncCl
         (V3, b'{"partition_id":9}', 404, 40402),
         (V3, b'{"records":[{"key":"abc","value":"a record of v2"}]}', 400, 400),
         (V3, b'{"value":{"type":"JSON","data":1,"schema_id":1}}', 400, 400),
+        (V3, b'{"value":{"type":"JSON"}}', 400, 400),
         (f"{V3}:batch", b'{"entries":[{"id":"a"}],"topic":"t"}', 400, 400),
         (V3, b"[1]", 400, 400),
     ],
