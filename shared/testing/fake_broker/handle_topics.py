@@ -125,6 +125,8 @@ def _error_of_new_topic(state: ClusterState, row: Message) -> ErrorAndMessage | 
             nodes = state.nodes.keys() & set(one.broker_ids)
             if not nodes or len(nodes) != len(one.broker_ids):
                 return ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{one.broker_ids} are not different registered brokers"
+        if len({len(one.broker_ids) for one in row.assignments}) > 1:
+            return ErrorCode.INVALID_REPLICA_ASSIGNMENT, "all partitions must have the same number of replicas"
     else:
         if row.num_partitions == 0 or row.num_partitions < -1:
             return ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."

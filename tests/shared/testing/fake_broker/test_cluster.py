@@ -394,13 +394,18 @@ def test_every_node_creates_topics(node: int) -> None:
 
 
 def test_replicas_can_be_chosen() -> None:
-    """A topic that is created with assignments has those leaders and replicas."""
+    """A topic that is created with assignments has those leaders and replicas, each partition as many."""
     state = state_of()
-    assignments = [Message(partition=0, broker_ids=[3, 1]), Message(partition=1, broker_ids=[2])]
-    row = Message(name="t", num_partitions=-1, replication_factor=-1, assignments=assignments)
-    created = send_request(state, Api.CREATE_TOPICS, timeout_ms=1, topics=[row]).topics[0]
+
+    def create(*replicas: list[int]) -> Message:
+        assignments = [Message(partition=index, broker_ids=ids) for index, ids in enumerate(replicas)]
+        row = Message(name="t", num_partitions=-1, replication_factor=-1, assignments=assignments)
+        return send_request(state, Api.CREATE_TOPICS, timeout_ms=1, topics=[row]).topics[0]
+
+    assert create([3, 1], [2]).error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    created = create([3, 1], [2, 3])
     assert (created.num_partitions, created.replication_factor) == (2, 2)
-    assert [(one.leader, one.replicas) for one in state.topics["t"].partitions] == [(3, [3, 1]), (2, [2])]
+    assert [(one.leader, one.replicas) for one in state.topics["t"].partitions] == [(3, [3, 1]), (2, [2, 3])]
 
 
 def test_only_the_coordinator_coordinates() -> None:
