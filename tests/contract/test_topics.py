@@ -59,7 +59,7 @@ async def test_invalid_topics(wire: Wire, name: str) -> None:
         ("retention_ms", ["-2", "inf", str(1 << 63)]),
         ("segment_bytes", [str((1 << 20) - 1)]),
         ("min_cleanable_dirty_ratio", ["1.1", "-0.1", "nan"]),
-        ("compression_gzip_level", ["-2", "0", "10"]),
+        ("compression_gzip_level", ["-2", "0", "10", "1,9"]),
         ("compression_lz4_level", ["0", "18"]),
         ("compression_zstd_level", ["-131073", "23"]),
         ("local_retention_bytes", ["-3"]),

@@ -117,7 +117,8 @@ def wrong_topic_config(name: str, value: str | None) -> str | None:
     elif name.endswith("throttled.replicas"):
         fits = _THROTTLED.fullmatch(value) is not None
     elif name in _CHOICES:
-        fits = all(word.strip() in _CHOICES[name] for word in value.split(","))
+        words = value.split(",") if name == "cleanup.policy" else [value]
+        fits = all(word.strip() in _CHOICES[name] for word in words)
     else:
         number = float if name == _DIRTY_RATIO else int
         most = _AT_MOST.get(name, (1 << 31) - 1 if name in _INT32 else INT64_MAX)
