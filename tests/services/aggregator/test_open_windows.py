@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from penstock.services.aggregator.key_filter import KeyFilter
 from penstock.services.aggregator.live_state import describe_live_stores, open_windows
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count
+from penstock.shared.streams.aggregations.latest import LATEST, Latest
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_rule import WindowRule
 from penstock.shared.streams.windows.window_store import WindowStore
@@ -32,14 +34,15 @@ def tasks() -> dict[int, Any]:
     return held
 
 
-def task_of(store: WindowStore, key_type: str, kind: str = "session", aggregations: int = 2) -> Any:
-    names = [SimpleNamespace(name=name) for name in ("count", "latest")[:aggregations]]
+def task_of(
+    store: WindowStore, key_type: str, kind: str = "session", names: Sequence[str] = ("count", "objects")
+) -> Any:
     builder = SimpleNamespace(
-        schema=SimpleNamespace(key=key_type, kind=kind, aggregations=names),
+        schema=SimpleNamespace(key=key_type, kind=kind, aggregations=[SimpleNamespace(name=name) for name in names]),
         aggregations=[
             SimpleNamespace(result=lambda state: state),
             SimpleNamespace(result=lambda state: [state]),
-        ][:aggregations],
+        ][: len(names)],
     )
     return SimpleNamespace(stores={store.name: store}, topology=SimpleNamespace(stores={store.name: builder}))
 
@@ -64,7 +67,7 @@ def test_windows_are_ordered_by_end_and_found_by_key() -> None:
         0,
         10,
         15,
-        {"count": 1, "latest": [{"x": "y"}]},
+        {"count": 1, "objects": [{"x": "y"}]},
     )
 
 
@@ -78,14 +81,18 @@ def test_a_store_without_windows_has_none(name: str | None) -> None:
 
 
 def test_a_closed_sliding_window_is_not_open() -> None:
-    """A sliding window that is closed and kept for later windows is not found, neither by search nor by its key."""
-    store = WindowStore("s", WindowRule("sliding", 10), StateColumns([Count()]), text_keys=True)
-    store.load("k", 10, 20, [1])
-    store.load("k", 21, 31, [1])
+    """A sliding window that is closed and kept for later windows is not found, neither by search nor by its key.
+
+    The results of an open one lack the highest timestamp, which is not the user's.
+    """
+    store = WindowStore("s", WindowRule("sliding", 10), StateColumns([Latest(), Count()]), text_keys=True)
+    store.load("k", 10, 20, [20, 1])
+    store.load("k", 21, 31, [31, 1])
     store.begin(31, 31)
-    held: Any = {0: SimpleNamespace(task=task_of(store, "string", aggregations=1))}
+    held: Any = {0: SimpleNamespace(task=task_of(store, "string", names=(LATEST, "count")))}
     for search in ("", "k"):
-        assert [w["start_ms"] for w in open_windows(held, None, KeyFilter(search), 10).windows] == [21]
+        (row,) = open_windows(held, None, KeyFilter(search), 10).windows
+        assert (row["start_ms"], row["results"]) == (21, {"count": [1]})
 
 
 def test_pages_of_windows() -> None:
