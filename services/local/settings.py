@@ -53,7 +53,9 @@ class UpSettings(DaemonSettings):
     group_id: str = "handler"
     connect_worker: bool = Field(default=True, description="whether to run a Connect worker")
     connect_port: Port = Field(
-        default=8083, description="port of the Connect worker's REST API, at http.host; 0: a free one"
+        default=8083,
+        description="port of the Connect worker's REST API, at http.host; 0: a free one. It must differ from http.port "
+        "and broker.port, and these from each other, whatever their hosts",
     )
 
     def listening(self) -> dict[str, tuple[str, int]]:
