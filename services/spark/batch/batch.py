@@ -163,7 +163,7 @@ class BatchJob:
             # In a new changelog nothing of what these tables count as done would be there, such as rows of files.
             raise ChangelogHole(
                 f"{settings.folder} was made from {settings.changelog_topic}, which does not exist: it was deleted. "
-                "To start afresh, move the tables away, or run `penstock streams reset` with streams.lake set"
+                "To start afresh, run `penstock streams reset --execute` with streams.lake set"
             )
         partitions = asyncio.run(prepare_topics(settings.kafka, settings.streams(), self.topology, SYSTEM_CLOCK))
         held = topic_offsets(settings.kafka, self.topology.source_topics(), settings.kafka_timeout_ms)
