@@ -291,10 +291,11 @@ def _adapt_text(value: Any) -> Any:
 
 
 def _from_iso(kind: Any, what: str) -> Callable[[Any], Any]:
-    """Return the adapter that parses texts of ISO 8601, and leaves None and values of this kind as they are."""
+    """Return the adapter that parses texts of ISO 8601. None, datetimes and values of this kind remain."""
 
     def adapt_text(value: Any) -> Any:
-        if value is None or isinstance(value, kind):
+        # From a datetime the driver writes the time of day.
+        if value is None or isinstance(value, kind | dt.datetime):
             return value
         try:
             return kind.fromisoformat(value)

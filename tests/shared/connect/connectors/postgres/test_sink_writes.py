@@ -112,6 +112,8 @@ def test_a_primary_key_of_the_key_has_the_keys_type() -> None:
         ("character varying(10)", 5, "5"),
         ("bpchar", 5, "5"),
         ("time(3) without time zone", "12:00:00.5", dt.time(12, 0, 0, 500_000)),
+        ("time without time zone", NOON, NOON),
+        ("time with time zone", NOON, NOON),
         ("bit varying(5)", "101", driver().BitString("101")),
         ('"char"', "a", b"a"),
         ('"char"', "", b"\0"),
