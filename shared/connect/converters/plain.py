@@ -66,6 +66,8 @@ def java_text(value: Any, schema: Schema | None) -> str:
 
 
 def _float_text(number: float) -> str:
+    # The repr of a subclass is another one: np.float64(1.5).
+    number = float(number)
     if not math.isfinite(number):
         return NOT_FINITE[str(number)]
     if number == 0 or 1e-3 <= abs(number) < 1e7:

@@ -6,6 +6,7 @@ import datetime as dt
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock.shared.common.errors import ConfigError, DataError
@@ -108,6 +109,7 @@ def test_the_string_converter_accepts_other_types() -> None:
         ({"id": 1, "rows": [{"id": 2}]}, ROW, "Struct{id=1,rows=[Struct{id=2}]}"),
         (AT, None, "2024-01-02T03:04:05.678Z"),
         (bytearray(b"ab"), None, "YWI="),
+        ([np.float64(1.5), np.float64(1e10)], None, "[1.5, 1.0E10]"),
         ([1e7, -1.5e-4, 1234567.5, 0.0, float("-inf")], None, "[1.0E7, -1.5E-4, 1234567.5, 0.0, -Infinity]"),
     ],
 )
