@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import datetime as dt
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -40,8 +41,8 @@ def _validate_encoding(name: str, value: Any) -> None:
 def java_text(value: Any, schema: Schema | None) -> str:
     """Return a value's text, as Java's `toString` writes it. A struct, which has a schema, becomes `Struct{a=1,b=x}`.
 
-    Dates and times are in ISO 8601 and bytes are base64, as in SimpleHeaderConverter. In Java the text of a date
-    depends on the time zone of the JVM, and that of bytes is an address.
+    Dates and times are in ISO 8601, with the microseconds, and bytes are base64. In Java the text of a date depends on
+    the time zone of the JVM, and that of bytes is an address.
 
     >>> java_text({"a": None, "b": [1e20, True]}, None)
     '{a=null, b=[1.0E20, true]}'
@@ -60,6 +61,8 @@ def java_text(value: Any, schema: Schema | None) -> str:
         return f"[{', '.join(java_text(item, items) for item in value)}]"
     if isinstance(value, float):
         return _float_text(value)
+    if isinstance(value, dt.date | dt.time):
+        return value.isoformat()
     if isinstance(value, bytearray | memoryview):
         value = bytes(value)
     return "null" if value is None else header_text(value, schema)

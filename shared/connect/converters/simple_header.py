@@ -72,7 +72,7 @@ def header_text(value: Any, schema: Schema | None) -> str:
         return value
     if isinstance(value, dt.datetime):
         at = value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
-        return at.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{at.microsecond // 1000:03d}Z"
+        return at.astimezone(dt.UTC).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
     if isinstance(value, dt.date):
         return value.isoformat()
     if isinstance(value, dt.time):

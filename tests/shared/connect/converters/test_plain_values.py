@@ -107,7 +107,8 @@ def test_the_string_converter_accepts_other_types() -> None:
         ({"a": 1, "b": None, "c": {"d": ["x", None]}}, None, "{a=1, b=null, c={d=[x, null]}}"),
         ({"n": Decimal("1.50"), "id": 1, "none": None}, ROW, "Struct{id=1,n=1.50}"),
         ({"id": 1, "rows": [{"id": 2}]}, ROW, "Struct{id=1,rows=[Struct{id=2}]}"),
-        (AT, None, "2024-01-02T03:04:05.678Z"),
+        (AT.replace(microsecond=1), None, "2024-01-02T03:04:05.000001+00:00"),
+        ({"y": AT.replace(year=33).date(), "t": dt.time(3, 0, 0, 1)}, None, "{y=0033-01-02, t=03:00:00.000001}"),
         (bytearray(b"ab"), None, "YWI="),
         ([np.float64(1.5), np.float64(1e10)], None, "[1.5, 1.0E10]"),
         ([1e7, -1.5e-4, 1234567.5, 0.0, float("-inf")], None, "[1.0E7, -1.5E-4, 1234567.5, 0.0, -Infinity]"),
@@ -119,7 +120,23 @@ def test_the_string_converter_writes_other_values_as_java(value: Any, schema: Sc
 
 
 @pytest.mark.parametrize(
-    "value", [5, -300, 1 << 40, 1.5, True, "text", "", AT, AT.date(), AT.time(), [1, "a"], {"a": None}, "{open"]
+    "value",
+    [
+        5,
+        -300,
+        1 << 40,
+        1.5,
+        True,
+        "text",
+        "",
+        AT,
+        AT.replace(year=33),
+        AT.date(),
+        AT.time(),
+        [1, "a"],
+        {"a": None},
+        "{open",
+    ],
 )
 def test_headers_round_trip_as_text(value: Any) -> None:
     """Values are written as text and read back as the same value."""
