@@ -318,16 +318,20 @@ async def test_the_first_and_the_last_times_are_not_infinite(url: str, db: Any) 
 
 @pytest.mark.parametrize("mode", ["insert", "upsert"])
 async def test_a_value_for_a_generated_column_is_reported(url: str, db: Any, mode: str) -> None:
-    """A value for a generated column is an error of its record alone. The lack of a primary key is not."""
-    await db.execute("CREATE TABLE t (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id + 1) STORED)")
+    """A value for a generated column is an error of its record alone. A null is none, and is left out. The lack of a
+    primary key is an error of the task."""
+    await db.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id + 1) STORED, "
+        "i int GENERATED ALWAYS AS IDENTITY)"
+    )
     task = PostgresSinkTask()
     task.context = sink_context.Context(reporter := sink_context.Reporter())
     settings = {"name": "c", "connection.url": url, "pk.mode": "record_value", "pk.fields": "id", "insert.mode": mode}
     await task.start(settings)
     try:
-        values = [{"id": 0}, {"id": 1, "g": 2}, {"id": 2}]
+        values = [{"id": 0, "g": None, "i": None}, {"id": 1, "g": 2, "i": None}, {"id": 2}]
         await task.put([sink_context.record(A, n, value) for n, value in enumerate(values)])
-        assert await rows_of(db, "SELECT * FROM t ORDER BY id") == [(0, 1), (2, 3)]
+        assert await rows_of(db, "SELECT id, g FROM t ORDER BY i") == [(0, 1), (2, 3)]
         assert [offset for _, offset in reporter.reported] == [1]
         await db.execute("ALTER TABLE t DROP CONSTRAINT t_pkey")
         if mode == "upsert":

@@ -329,10 +329,13 @@ class PostgresSinkTask(SinkTask):
         return self._settings.mode != "insert" or group.deletes
 
     def _fit_groups_to_tables(self, groups: list[RowsToWrite]) -> list[RowsToWrite]:
-        """Return the groups without the columns that their table lacks, which have only nulls, and without deletes from
-        missing tables."""
+        """Return the groups without the columns that their table lacks, which have only nulls, without nulls of
+        generated columns, and without deletes from missing tables."""
         return [
-            group.with_columns(self._tables[group.table].columns) for group in groups if group.table in self._tables
+            fitted
+            for group in groups
+            if (table := self._tables.get(group.table)) is not None
+            for fitted in group.with_columns(table.columns).without_nulls_of(table.generated)
         ]
 
     async def _write_rows(self, connection: Any, group: RowsToWrite) -> None:
@@ -409,7 +412,8 @@ class PostgresSinkTask(SinkTask):
         rows = await connection.fetch(sql.columns_of_table("to_regclass($1)"), sql.quoted(name))
         if not rows:
             return None
-        return sql.SqlTable(name, {row["name"]: row["type"] for row in rows})
+        generated = frozenset(row["name"] for row in rows if row["generated"])
+        return sql.SqlTable(name, {row["name"]: row["type"] for row in rows}, generated=generated)
 
     async def stop(self) -> None:
         if self._connection is not None and not self._connection.is_closed():

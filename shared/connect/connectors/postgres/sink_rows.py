@@ -7,6 +7,7 @@ a schema that has only nulls has no type. It is not created, and is left out of 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -81,6 +82,17 @@ class RowsToWrite:
         kept = tuple(self.names[i] for i in at)
         rows = [tuple(row[i] for i in at) for row in self.rows]
         return replace(self, names=kept, types={name: self.types[name] for name in kept}, rows=rows)
+
+    def without_nulls_of(self, generated: Collection[str]) -> list[RowsToWrite]:
+        """Return the same rows to write, in order, as groups without these columns where they are null."""
+        at = [i for i, name in enumerate(self.names) if name in generated]
+        if not at:
+            return [self]
+        runs = itertools.groupby(self.rows, lambda row: {self.names[i] for i in at if row[i] is None})
+        return [
+            replace(self, rows=list(rows)).with_columns([name for name in self.names if name not in nulls])
+            for nulls, rows in runs
+        ]
 
 
 class _Row(NamedTuple):

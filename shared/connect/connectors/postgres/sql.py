@@ -22,11 +22,15 @@ STAGED_ROW = '"penstock_staged_row"'
 
 @dataclass(frozen=True)
 class SqlTable:
-    """A table of the database: types by column, in order, and the columns of the key by which rows are written."""
+    """A table of the database: types by column, in order, and the columns of the key by which rows are written.
+
+    `generated` are the generated columns, and the identity columns GENERATED ALWAYS.
+    """
 
     name: str
     columns: Mapping[str, str] = field(hash=False)
     key: tuple[str, ...] = ()
+    generated: frozenset[str] = frozenset()
 
 
 def quoted(name: str) -> str:
@@ -57,18 +61,19 @@ def quoted_columns(names: Iterable[str]) -> str:
 
 
 def columns_of_table(oid: str) -> str:
-    """Return the query for the columns of the table with this OID, in order: `name`, `type` and `type_oid`.
+    """Return the query for the columns of the table with this OID, in order: name, type, type_oid and generated.
 
-    The type of a domain is its base type. `oid` is an SQL expression.
+    `generated` is true for a generated column, and for an identity column GENERATED ALWAYS. The type of a domain is its
+    base type. `oid` is an SQL expression.
     """
     return (
-        "WITH RECURSIVE c (name, number, type_oid, modifier) AS ("
-        "SELECT attname, attnum, atttypid, atttypmod FROM pg_attribute "
+        "WITH RECURSIVE c (name, number, type_oid, modifier, generated) AS ("
+        "SELECT attname, attnum, atttypid, atttypmod, attgenerated <> '' OR attidentity = 'a' FROM pg_attribute "
         f"WHERE attrelid = {oid} AND attnum > 0 AND NOT attisdropped "
-        "UNION ALL SELECT name, number, typbasetype, typtypmod FROM c JOIN pg_type t ON t.oid = type_oid "
+        "UNION ALL SELECT name, number, typbasetype, typtypmod, generated FROM c JOIN pg_type t ON t.oid = type_oid "
         "WHERE typtype = 'd') "
-        "SELECT name, format_type(type_oid, modifier) AS type, type_oid FROM c JOIN pg_type t ON t.oid = type_oid "
-        "WHERE typtype <> 'd' ORDER BY number"
+        "SELECT name, format_type(type_oid, modifier) AS type, type_oid, generated "
+        "FROM c JOIN pg_type t ON t.oid = type_oid WHERE typtype <> 'd' ORDER BY number"
     )
 
 

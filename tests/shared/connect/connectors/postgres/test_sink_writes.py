@@ -86,6 +86,17 @@ def test_a_column_has_the_type_of_its_first_value_that_is_not_null() -> None:
     assert group.with_columns({"id", "a", "b"}) is group
 
 
+def test_nulls_of_generated_columns_are_left_out() -> None:
+    """A generated column is left out of the rows in which it is null, which Postgres rejects. The order is kept."""
+    (group,) = build({"g": None, "n": 1}, {"g": None, "n": None}, {"g": 5, "n": 3}, {"g": None, "n": 4})
+    assert [(part.names, part.rows) for part in group.without_nulls_of({"g"})] == [
+        (("id", "n"), [(0, 1), (1, None)]),
+        (("id", "g", "n"), [(2, 5, 3)]),
+        (("id", "n"), [(3, 4)]),
+    ]
+    assert group.without_nulls_of({"other"}) == [group]
+
+
 def test_columns_of_the_value_ignore_the_keys_types() -> None:
     """With `pk.mode=record_value` columns take their types from the value and not from the key."""
     by_value = RowBuilder(RowSettings(mode="upsert", pk_mode="record_value", pk_fields=("id",)))
