@@ -93,7 +93,7 @@ class Connector(ABC):
         Tasks get values that are not texts in their JSON form, and no settings that are None.
 
         If it raises an error, the worker calls it again after a backoff, and the tasks run on meanwhile. If it returns
-        more than `max_tasks` configurations, the connector fails.
+        more than `max_tasks` configurations, the connector fails, unless `tasks.max.enforce` is false.
         """
 
     def stop(self) -> Awaitable[None] | None:
