@@ -99,6 +99,8 @@ class BaseHerder(ABC):
         self._stores = stores
         self._clock = clock
         self._offsets = ConnectorOffsets(admin, stores.offsets)
+        self._retries: dict[str, tuple[int, asyncio.Future[None]]] = {}
+        """By connector, the last retry of its task configs, and the time at which it is due."""
         self._reporter = StatusReporter(
             stores.statuses,
             worker_id,
@@ -388,6 +390,12 @@ class BaseHerder(ABC):
 
     def _retry_task_configs_later(self, name: str, attempt: int, error: Exception) -> None:
         delay_ms = round(self._retry_backoff.wait_ms(attempt + 1))
+        due_ms = self._clock.monotonic_ms() + delay_ms
+        # One retry waits for each connector, the earliest, however often the connector requests new task configs.
+        if (last := self._retries.get(name)) is not None and not last[1].done():
+            if last[0] <= due_ms:
+                return
+            last[1].cancel()
         mask = self.worker.masking(self.snapshot().configs.get(name, {}))
         log.warning(
             "tasks cannot be configured yet", connector=name, again_in_ms=delay_ms, reason=mask(summary_of(error))
@@ -396,7 +404,7 @@ class BaseHerder(ABC):
         async def reconfigure_tasks_again() -> None:
             self._reconfigure_tasks(name, attempt + 1)
 
-        self._commands.put(reconfigure_tasks_again, delay_ms)
+        self._retries[name] = due_ms, self._commands.put(reconfigure_tasks_again, delay_ms)
 
     @abstractmethod
     async def _keep_tasks(self, name: str, made: Sequence[Config]) -> None:

@@ -263,6 +263,31 @@ async def test_an_error_of_task_configs_is_retried(monkeypatch: pytest.MonkeyPat
         assert seen == [["RUNNING"] * 3]
 
 
+async def test_one_retry_of_task_configs_waits_for_each_connector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a connector requests new task configs while they fail, one retry waits: the earliest."""
+    monkeypatch.setattr(BaseHerder, "_retry_backoff", ExponentialBackoff(600_000, 600_000))
+    async with running_herder() as (herder, _):
+        await herder.put_connector("c", config(), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        calls, connector = list[int](), herder.worker._connectors["c"].connector
+
+        async def task_configs(max_tasks: int) -> list[dict[str, str]]:
+            calls.append(max_tasks)
+            if len(calls) < 5:
+                raise ConnectError("no tables")
+            return [{"word": ""}]
+
+        connector.task_configs = task_configs  # type: ignore[method-assign]
+        for _ in range(3):
+            connector.context.request_task_reconfiguration()
+        await until(lambda: len(calls) == 3 and not herder._runner._beside)
+        assert len(herder._commands) == 1
+        monkeypatch.setattr(BaseHerder, "_retry_backoff", ExponentialBackoff(0, 0))
+        connector.context.request_task_reconfiguration()
+        await until(lambda: states(herder) == ["RUNNING"] * 2)
+        assert len(calls) == 5
+
+
 async def test_a_task_that_could_not_be_created_leaves_nothing() -> None:
     """The status of a task that could not be created is removed when the connector has fewer tasks. Its config is not
     kept."""
