@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import codecs
 import datetime as dt
-import math
 import struct
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from typing import Any, ClassVar
 
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import Headers
 from penstock.shared.connect.config_def import ConfigDef, Importance, Type, invalid
 from penstock.shared.connect.converter import Converted, ConverterAndHeaderConverter
-from penstock.shared.connect.converters.json import NOT_FINITE
 from penstock.shared.connect.converters.simple_header import header_text
 from penstock.shared.connect.schema import (
     OPTIONAL_BOOLEAN,
@@ -59,24 +56,11 @@ def java_text(value: Any, schema: Schema | None) -> str:
         return f"{{{', '.join(texts)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(java_text(item, items) for item in value)}]"
-    if isinstance(value, float):
-        return _float_text(value)
     if isinstance(value, dt.date | dt.time):
         return value.isoformat()
     if isinstance(value, bytearray | memoryview):
         value = bytes(value)
     return "null" if value is None else header_text(value, schema)
-
-
-def _float_text(number: float) -> str:
-    # The repr of a subclass is another one: np.float64(1.5).
-    number = float(number)
-    if not math.isfinite(number):
-        return NOT_FINITE[str(number)]
-    if number == 0 or 1e-3 <= abs(number) < 1e7:
-        return repr(number)
-    mantissa, exponent = f"{Decimal(repr(number)).normalize():E}".split("E")
-    return f"{mantissa}{'' if '.' in mantissa else '.0'}E{int(exponent)}"
 
 
 class StringConverter(ConverterAndHeaderConverter):

@@ -18,7 +18,7 @@ import msgspec
 from penstock.shared.common.json_decoding import decode_json
 from penstock.shared.connect.config_def import as_text
 from penstock.shared.connect.converter import Converted, HeaderConverter
-from penstock.shared.connect.converters.json import value_to_json
+from penstock.shared.connect.converters.json import NOT_FINITE, value_to_json
 from penstock.shared.connect.schema import (
     BOOLEAN,
     FLOAT64,
@@ -67,7 +67,7 @@ class SimpleHeaderConverter(HeaderConverter):
 
 
 def header_text(value: Any, schema: Schema | None) -> str:
-    """A value as a header's text."""
+    """A value as a header's text. A float has Java's form."""
     if isinstance(value, str):
         return value
     if isinstance(value, dt.datetime):
@@ -81,7 +81,20 @@ def header_text(value: Any, schema: Schema | None) -> str:
         return msgspec.json.encode(value_to_json(schema, value)).decode()
     if isinstance(value, bytes):
         return str(value_to_json(None, value))
+    if isinstance(value, float):
+        return _float_text(value)
     return as_text(value, None) or ""
+
+
+def _float_text(number: float) -> str:
+    # The repr of a subclass is another one: np.float64(1.5).
+    number = float(number)
+    if not math.isfinite(number):
+        return NOT_FINITE[str(number)]
+    if number == 0 or 1e-3 <= abs(number) < 1e7:
+        return repr(number)
+    mantissa, exponent = f"{Decimal(repr(number)).normalize():E}".split("E")
+    return f"{mantissa}{'' if '.' in mantissa else '.0'}E{int(exponent)}"
 
 
 def parsed_text(text: str) -> Converted:

@@ -19,7 +19,7 @@ from decimal import Decimal
 from typing import Any
 
 from penstock.shared.common.errors import ConfigError, DataError
-from penstock.shared.connect.config_def import HIGH, NO_DEFAULT, ConfigDef, Type, as_text
+from penstock.shared.connect.config_def import HIGH, NO_DEFAULT, ConfigDef, Type
 from penstock.shared.connect.converters.simple_header import header_text
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.schema import (
@@ -130,11 +130,9 @@ def _as_integer(number: int | float | Decimal | str, bits: int) -> int:
 def _as_string(value: Any) -> str:
     if isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(value).decode()
-    if isinstance(value, dt.date | dt.time):
-        return header_text(value, None)
     if isinstance(value, dict | list):
         raise DataError(f"Unexpected type in Cast transformation: {type(value).__name__}")
-    return as_text(value, None) or ""
+    return header_text(value, None)
 
 
 class _Cast(OnPart):

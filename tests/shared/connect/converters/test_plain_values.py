@@ -144,6 +144,12 @@ def test_headers_round_trip_as_text(value: Any) -> None:
     assert converter.to_connect_header("t", "h", converter.from_connect_header("t", "h", None, value))[1] == value
 
 
+@pytest.mark.parametrize(("value", "text"), [(1e7, b"1.0E7"), (1e-5, b"1.0E-5"), (1.5, b"1.5"), (float("nan"), b"NaN")])
+def test_a_float_in_a_header_is_written_as_java(value: float, text: bytes) -> None:
+    """A float is written as Java's toString."""
+    assert SimpleHeaderConverter().from_connect_header("t", "h", None, value) == text
+
+
 @pytest.mark.parametrize(
     ("text", "value", "scale"),
     [

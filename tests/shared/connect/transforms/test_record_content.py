@@ -268,6 +268,7 @@ def test_a_schema_is_renamed() -> None:
         (Decimal("-3E+5000000"), "boolean", False),
         (True, "string", "true"),
         (1.0, "string", "1.0"),
+        (1e7, "string", "1.0E7"),
         (b"\x00\x01", "string", "AAE="),
         (AT, "int64", 1704164645678),
         (AT.date(), "int32", 19724),
