@@ -19,7 +19,6 @@ from penstock.shared.streams.task.partition_group import Lags, PartitionGroup
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.task.time_shares import HasTime, RunLength, TimeShare, TimeShares, always_has_time
 from penstock.shared.streams.task.watermarks import watermarks_in
-from penstock.shared.streams.topology import SourceNode
 
 log = get_logger(__name__)
 
@@ -48,9 +47,7 @@ class TaskInputs:
         """Whether the last turn left records that it could have processed with more time."""
         self._groups: list[PartitionGroup] = []
         self._lengths: list[RunLength] = []
-        for names in topology.sub_topologies():
-            nodes = [topology.nodes[name] for name in names]
-            topics = [node.topic for node in nodes if isinstance(node, SourceNode)]
+        for topics in dict.fromkeys(topology.source_topics_by_node().values()):
             self._groups.append(PartitionGroup(topics, max_task_idle_ms))
             self._lengths.append(RunLength())
         self._internal = frozenset(topology.internal_topics())
