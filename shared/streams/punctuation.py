@@ -231,13 +231,20 @@ class TaskSchedules:
         """
         kept = {}
         for grid, due in self.restored.items():
-            nodes = [node for node in self._source_topics if grid.startswith(f"{node}/")]
-            node = max(nodes, key=len, default=None)
-            if not _is_outdated(grid, due, stream_time_ms=stream_time_ms(self.topics_of(node)), now_ms=now_ms):
+            topics = self.topics_of(self._node_of_grid(grid))
+            if not _is_outdated(grid, due, stream_time_ms=stream_time_ms(topics), now_ms=now_ms):
                 kept[grid] = due
         for queue in (*self.stream_time.values(), self.wall_clock):
             kept |= queue.grids_ms()
         return kept
+
+    def _node_of_grid(self, grid: str) -> str | None:
+        """Return the node with the longest name that the text of a grid begins with; None if there is none."""
+        while "/" in grid:
+            grid = grid.rpartition("/")[0]
+            if grid in self._source_topics:
+                return grid
+        return None
 
 
 def _is_outdated(grid: str, due_ms: int, *, stream_time_ms: int, now_ms: int) -> bool:
