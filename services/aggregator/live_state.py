@@ -62,7 +62,8 @@ def open_windows(
         for name, kept in owned.task.stores.items()
         if store in (None, name) and owned.task.topology.stores[name].schema.kind in WINDOWED
     ]
-    found: dict[OpenPosition, tuple[StateStoreRow, StoreBuilder]] = {}
+    builders = {name: builder for name, _, builder, _ in searched}
+    found: dict[OpenPosition, StateStoreRow] = {}
     unseen = 0
     # Small stores come first, so that larger ones get the rows that these leave of their shares.
     searched.sort(key=lambda one: len(one[-1]))
@@ -78,12 +79,11 @@ def open_windows(
         matching = chain(exact, (row for row in first if key_filter.has(row.key)))
         positioned = {_open_position(name, partition, row): row for row in matching if is_open(row)}
         wanted = (position for position in positioned if after is None or position > after)
-        found |= {position: (positioned[position], builder) for position in heapq.nsmallest(limit + 1, wanted)}
+        found |= {position: positioned[position] for position in heapq.nsmallest(limit + 1, wanted)}
     positions = heapq.nsmallest(limit + 1, found)
     last = positions[limit - 1] if len(positions) > limit else None
-    return FoundOpenWindows(
-        [_open_window_as_json(position, *found[position]) for position in positions[:limit]], last, unseen
-    )
+    windows = [_open_window_as_json(at, found[at], builders[at.store]) for at in positions[:limit]]
+    return FoundOpenWindows(windows, last, unseen)
 
 
 def _open_position(store: str, partition: int, row: StateStoreRow) -> OpenPosition:
