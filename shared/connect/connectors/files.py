@@ -38,7 +38,7 @@ from penstock.shared.connect.config_def import (
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.arrow_rows import NothingInIt, check_row, columns_of_file, table_of
 from penstock.shared.connect.connectors.retries import Retries
-from penstock.shared.connect.converters.json import value_to_json, with_decimal_format
+from penstock.shared.connect.converters.json import decimals_are_numeric, value_to_json, with_decimal_format
 from penstock.shared.connect.errors import ConnectError, summary_of
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.record import SinkRecord
@@ -248,7 +248,7 @@ class FilesSinkTask(SinkTask):
         """Return the rows of a file: a list for JSON, an Arrow table for Parquet. Raises DataError if a record does not
         fit."""
         if self._values["format"] == "json":
-            numeric = self._values["decimal.format"].upper() == "NUMERIC"
+            numeric = decimals_are_numeric(self._values)
             return [value_to_json(record.value_schema, record.value, numeric) for record in records]
         return table_of(records)
 

@@ -39,7 +39,7 @@ from penstock.shared.connect.config_def import (
 from penstock.shared.connect.connector import Props, SinkConnector, SourceConnector
 from penstock.shared.connect.connectors.poll_wait import PollWait
 from penstock.shared.connect.connectors.retries import Retries
-from penstock.shared.connect.converters.json import value_to_json, with_decimal_format
+from penstock.shared.connect.converters.json import decimals_are_numeric, value_to_json, with_decimal_format
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord, SourceRecord
 from penstock.shared.connect.redaction import without_passwords
@@ -224,7 +224,7 @@ class HttpSinkTask(SinkTask):
             await self._send_batch([record])
 
     def _encode_request_body(self, batch: list[SinkRecord]) -> bytes:
-        numeric = self._values["decimal.format"].upper() == "NUMERIC"
+        numeric = decimals_are_numeric(self._values)
         values = [value_to_json(record.value_schema, record.value, numeric) for record in batch]
         encoder = msgspec.json.Encoder(decimal_format="number")
         match self._values["batch.format"]:

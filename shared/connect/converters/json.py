@@ -86,7 +86,7 @@ class JsonConverter(ConverterAndHeaderConverter):
 
     @classmethod
     def config(cls) -> ConfigDef:
-        return (
+        definition = (
             ConfigDef()
             .define(
                 "schemas.enable", Type.BOOLEAN, True, Importance.HIGH, "Whether each value is stored with its schema."
@@ -99,28 +99,20 @@ class JsonConverter(ConverterAndHeaderConverter):
                 "Maximum number of schemas in the cache.",
                 at_least(0),
             )
-            .define(
-                "decimal.format",
-                Type.STRING,
-                "BASE64",
-                Importance.LOW,
-                "How decimals are written: BASE64 of their unscaled bytes, or NUMERIC.",
-                one_of("BASE64", "NUMERIC", ignore_case=True),
-            )
-            .define(
-                "replace.null.with.default",
-                Type.BOOLEAN,
-                True,
-                Importance.LOW,
-                "Whether a null is replaced by the default value of its field.",
-            )
+        )
+        return with_decimal_format(definition).define(
+            "replace.null.with.default",
+            Type.BOOLEAN,
+            True,
+            Importance.LOW,
+            "Whether a null is replaced by the default value of its field.",
         )
 
     def configure(self, configs: Mapping[str, Any], is_key: bool) -> None:
         values = self.config().parse(configs)
         self._enveloped = values["schemas.enable"]
         self._cache_size = values["schemas.cache.size"]
-        self._numeric = values["decimal.format"].upper() == "NUMERIC"
+        self._numeric = decimals_are_numeric(values)
         self._replace_null = values["replace.null.with.default"]
 
     def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:
@@ -288,7 +280,7 @@ def schema_to_envelope(schema: Schema | None, numeric_decimals: bool = False) ->
 
 
 def with_decimal_format(definition: ConfigDef) -> ConfigDef:
-    """Add JsonConverter's setting `decimal.format` to a sink that writes JSON."""
+    """Add the setting `decimal.format` of everything that writes JSON."""
     return definition.define(
         "decimal.format",
         Type.STRING,
@@ -297,6 +289,12 @@ def with_decimal_format(definition: ConfigDef) -> ConfigDef:
         "How decimals are written in JSON: BASE64 of their unscaled bytes, without the scale, or NUMERIC.",
         one_of("BASE64", "NUMERIC", ignore_case=True),
     )
+
+
+def decimals_are_numeric(values: Mapping[str, Any]) -> bool:
+    """Return whether `decimal.format` is NUMERIC."""
+    numeric: bool = values["decimal.format"].upper() == "NUMERIC"
+    return numeric
 
 
 def value_to_json(schema: Schema | None, value: Any, numeric_decimals: bool = False, replace_null: bool = True) -> Any:

@@ -23,16 +23,18 @@ import msgspec
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.json_decoding import JSON_ERRORS, invalid_json
 from penstock.shared.common.records import Headers
-from penstock.shared.connect.config_def import ConfigDef, Importance, Type, one_of
+from penstock.shared.connect.config_def import ConfigDef
 from penstock.shared.connect.converter import Converted, Converter
 from penstock.shared.connect.converters.json import (
     DEPTH_MAX,
+    decimals_are_numeric,
     has_decimals,
     integer_or_none,
     map_of_entries,
     text_or_none,
     value_from_json,
     value_to_json,
+    with_decimal_format,
 )
 from penstock.shared.connect.converters.schema_registry_serde import (
     SchemaRegistrySerde,
@@ -85,17 +87,10 @@ class JsonSchemaConverter(Converter):
 
     @classmethod
     def config(cls) -> ConfigDef:
-        return registry_config().define(
-            "decimal.format",
-            Type.STRING,
-            "BASE64",
-            Importance.LOW,
-            "How decimals are written: BASE64 of their unscaled bytes, or NUMERIC.",
-            one_of("BASE64", "NUMERIC", ignore_case=True),
-        )
+        return with_decimal_format(registry_config())
 
     def configure(self, configs: Mapping[str, Any], is_key: bool) -> None:
-        self._numeric = self.config().parse(configs)["decimal.format"].upper() == "NUMERIC"
+        self._numeric = decimals_are_numeric(self.config().parse(configs))
         self._registry = SchemaRegistrySerde.of(configs, KIND, is_key=is_key)
 
     def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:
