@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.shared.common.errors import ConfigError, RetriableError
 from penstock.shared.common.extras import missing
@@ -79,6 +79,23 @@ async def connect(values: Mapping[str, Any]) -> Any:
         )
     except Exception as e:
         raise translated(e) from e
+
+
+class Codec(NamedTuple):
+    """How values of one of Postgres's types are encoded and decoded; `form` is text, binary or tuple."""
+
+    type: str
+    form: str
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+async def set_codecs(connection: Any, codecs: Iterable[Codec]) -> None:
+    """Replace the driver's own codecs of these types."""
+    for codec in codecs:
+        await connection.set_type_codec(
+            codec.type, schema="pg_catalog", encoder=codec.encode, decoder=codec.decode, format=codec.form
+        )
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ describes both).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,11 +30,13 @@ from penstock.shared.connect.connectors.postgres.columns import (
     encode_integer,
 )
 from penstock.shared.connect.connectors.postgres.database import (
+    Codec,
     change_schema,
     connect,
     connection_config,
     driver,
     is_data_error,
+    set_codecs,
     transaction,
     translated,
 )
@@ -274,15 +276,16 @@ class PostgresSinkTask(SinkTask):
             self._stagings.clear()
             self._tables.clear()
             connection = await connect(self._values)
-            codecs: list[tuple[str, str, Callable[[Any], Any], Callable[[Any], Any]]] = [
-                ("date", "tuple", encode_as_date, decode_date),
-                ("timestamp", "tuple", encode_as_timestamp, decode_timestamp),
-                ("timestamptz", "tuple", encode_as_timestamp, decode_timestamp),
+            times = [
+                Codec("date", "tuple", encode_as_date, decode_date),
+                Codec("timestamp", "tuple", encode_as_timestamp, decode_timestamp),
+                Codec("timestamptz", "tuple", encode_as_timestamp, decode_timestamp),
             ]
-            for kind, size in INTEGER_BYTES.items():
-                codecs.append((kind, "binary", partial(encode_integer, size), decode_integer))
-            for kind, form, encode, decode in codecs:
-                await connection.set_type_codec(kind, schema="pg_catalog", encoder=encode, decoder=decode, format=form)
+            integers = [
+                Codec(kind, "binary", partial(encode_integer, size), decode_integer)
+                for kind, size in INTEGER_BYTES.items()
+            ]
+            await set_codecs(connection, [*times, *integers])
             self._connection = connection
         return self._connection
 

@@ -32,7 +32,13 @@ from penstock.shared.connect.connectors.postgres.columns import (
     value_of,
     with_texts,
 )
-from penstock.shared.connect.connectors.postgres.database import connect, connection_config, translated
+from penstock.shared.connect.connectors.postgres.database import (
+    Codec,
+    connect,
+    connection_config,
+    set_codecs,
+    translated,
+)
 from penstock.shared.connect.connectors.postgres.logical import SLOT_NAME, LogicalReader, position_of
 from penstock.shared.connect.connectors.postgres.table_reader import NOW, TableReader
 from penstock.shared.connect.connectors.retries import Retries
@@ -183,15 +189,12 @@ class PostgresSourceTask(SourceTask):
             # The driver's own decoders fail for 24:00:00, and outside the years 1 to 9999. No query has a date or a
             # time of day as a parameter, so `str` is never called.
             codecs = [
-                ("time", "text", str, parse_time),
-                ("date", "tuple", str, decode_date),
-                ("timestamp", "tuple", encode_timestamp, decode_timestamp),
-                ("timestamptz", "tuple", encode_timestamp, decode_timestamp),
+                Codec("time", "text", str, parse_time),
+                Codec("date", "tuple", str, decode_date),
+                Codec("timestamp", "tuple", encode_timestamp, decode_timestamp),
+                Codec("timestamptz", "tuple", encode_timestamp, decode_timestamp),
             ]
-            for name, form, encode, decode in codecs:
-                await self._connection.set_type_codec(
-                    name, schema="pg_catalog", encoder=encode, decoder=decode, format=form
-                )
+            await set_codecs(self._connection, codecs)
         return self._connection
 
     async def _read_rows(self, reader: TableReader) -> tuple[list[SourceRecord], bool]:
