@@ -52,7 +52,8 @@ SUFFIX = {"parquet": ".parquet", "json": ".jsonl"}
 def file_system_of(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
     """Return the file system for a URL, and the path in it.
 
-    For `s3`, `gs` and `hdfs` without options it is pyarrow's. Otherwise it is fsspec's.
+    It has pyarrow's interface. For `s3`, `gs` and `hdfs` without options it is pyarrow's own. Otherwise it wraps
+    fsspec's.
     """
     scheme = url.partition("://")[0]
     if not options and scheme in ("s3", "gs", "hdfs"):

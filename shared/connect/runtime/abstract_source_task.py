@@ -153,7 +153,8 @@ class AbstractWorkerSourceTask(WorkerTask):
 
     @abstractmethod
     def _record_not_sent(self, token: object) -> None:
-        """Called when the producer did not take the record. The record is sent again later, unless the task ends."""
+        """Called when the producer did not take the record, unless the error is tolerated (`_record_skipped`).
+        The record is sent again later, unless the task ends."""
 
     async def _record_dispatched(self, record: SourceRecord) -> None:
         """Called after the producer took the record, or rejected it with an error that is tolerated. Does nothing by

@@ -182,8 +182,11 @@ class Conversion:
         return current
 
     async def _run_stage(self, stage: Stage, executing: object, operation: Callable[[], T]) -> T:
-        """Run one operation. After a retriable error it is repeated after a wait, and after MoreNeeded when the
-        data is fetched."""
+        """Run one operation and return its result. After MoreNeeded it is repeated when the data is fetched. After a
+        retriable error it is repeated after a wait, until `errors.retry.timeout` has passed: by default not at all.
+
+        Raises Failed if there is no further attempt, and Interrupted if a stop or pause of the task ends a wait.
+        """
         try:
             return operation()
         except Exception as e:

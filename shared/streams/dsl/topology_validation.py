@@ -90,7 +90,8 @@ def require_one_type(operation: str, traits: StreamTraits) -> None:
 
 
 def require_known_stores(topology: Topology) -> None:
-    """Raise ConfigError if a user's processor names a store that the topology lacks."""
+    """Raise ConfigError if a user's processor names a store that the topology lacks, or a global table that was added
+    after the processor."""
     for node in topology.nodes.values():
         for store in node.stores if isinstance(node, ProcessorNode) else ():
             if store not in topology.stores:

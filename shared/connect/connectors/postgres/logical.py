@@ -362,7 +362,11 @@ class LogicalReader:
 
     @property
     def is_failing(self) -> bool:
-        """Whether no change after the position read can be read."""
+        """Whether `read` returns no more records, but raises an error once the records before are stored.
+
+        Either the next change cannot become a record, or a table is not in the publication and the changes before that
+        are read. Other errors do not count: `read` raises them at once.
+        """
         return self._failure is not None
 
     @staticmethod
