@@ -202,8 +202,15 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
             raise
 
     def send(self, request: Any, expect_response: bool = True) -> Any:
-        """Send a request as aiokafka does, and log it at DEBUG."""
+        """Send a request as aiokafka does, and log it at DEBUG.
+
+        aiokafka closes a connection whose request is not answered in time, but not if the caller stops waiting earlier.
+        Then the connection is closed at the end of the same time. Otherwise a connection that the network has dropped
+        silently would be used for ever by callers with shorter time limits.
+        """
         sent = super().send(request, expect_response)
+        if expect_response:
+            self._close_after_a_cancelled_wait()
         if _standard_log.isEnabledFor(logging.DEBUG):
             log.debug(
                 "request",
@@ -213,6 +220,21 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
                 broker=f"{self._host}:{self._port}",
             )
         return sent
+
+    def _close_after_a_cancelled_wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        correlation_id, _, response = self._requests[-1]
+        deadline_s = loop.time() + self._request_timeout
+
+        def close_if_unanswered() -> None:
+            if any(open_id == correlation_id for open_id, _, _ in self._requests):
+                self.close(CloseReason.CONNECTION_TIMEOUT)
+
+        def stopped_waiting(response: asyncio.Future[Any]) -> None:
+            if response.cancelled():
+                loop.call_at(deadline_s, close_if_unanswered)
+
+        response.add_done_callback(stopped_waiting)
 
     def abort_close(self) -> None:
         """End a close that has not ended yet. Unsent bytes are dropped."""

@@ -333,6 +333,26 @@ async def test_an_idle_connection_is_closed_and_made_again() -> None:
         await connection.close()
 
 
+async def test_a_caller_that_stops_waiting_does_not_keep_a_silent_connection() -> None:
+    """A request that is not answered in time closes its connection, also if its caller has stopped waiting."""
+    async with serving(frozen) as [(_, port)]:
+        connection = Connection(settings(port))
+        client = SocketClient(connection.settings, "c")
+        connection.adopt(client)
+        knowing(client, port)
+        assert await connection.connect(0)
+        opened = client._conns[0, ConnectionGroup.DEFAULT]
+        opened._request_timeout = 0.02
+        request = asyncio.ensure_future(connection.send(0, produce_request(None, 1, 10, []), "produce"))
+        await asyncio.sleep(0)
+        assert opened._requests
+        request.cancel()
+        async with asyncio.timeout(5):
+            await opened._closed_fut
+        assert not connection.connected(0)
+        await connection.close()
+
+
 async def test_failed_attempts_are_backed_off() -> None:
     """After a failed attempt the next ones are delayed, with a growing, limited backoff. The reason stays available
     meanwhile."""
