@@ -38,8 +38,9 @@ LEFT_OUT_WAIT_MS = 20
 """The longest wait for data of a request while another partition of its broker is left out, because enough of that
 partition is buffered. It can be requested only after this request is answered."""
 FETCHES_AHEAD = 2
-"""A partition is not fetched while it has buffered this many times `max_partition_fetch_bytes`. One completed fetch is
-processed while the next one is ready."""
+"""A partition is not fetched while it has buffered this many completed fetches, or this many times
+`max_partition_fetch_bytes`. One completed fetch is processed while the next one is ready. More of them would be small,
+and a slow application would never catch up: each poll takes one of each partition."""
 TAKEN_BYTES = 1024 * 1024
 """A poll adds no further partition's records after this many bytes: data that fits into a processor's cache is
 processed faster."""
@@ -267,7 +268,7 @@ class Fetcher:
                 self._stale = True
                 continue
             nodes.add(node)
-            if state.buffered_bytes >= enough:
+            if state.buffered_bytes >= enough or len(state.completed_fetches) >= FETCHES_AHEAD:
                 left_out.add(node)
             elif state.request_out is None and state.retry_ms <= now_ms and node not in self._in_flight:
                 idle.setdefault(node, []).append(tp)

@@ -204,6 +204,18 @@ def test_twice_the_limit_of_a_partition_is_enough(size: int, wanted: dict[TopicP
     assert scene.fetches()[1].wanted == wanted
 
 
+def test_a_slow_application_takes_all_that_has_arrived() -> None:
+    """A partition with two completed fetches is not fetched. So the next fetch has all records that arrive meanwhile,
+    and not one record each."""
+    scene = Scene().at(a0=0)
+    scene.respond_to_all(a0=batch(0, 1))
+    scene.respond_to_all(a0=batch(1, 1))
+    assert scene.fetches() == {}
+    assert scene.take() == {A0: [0]}
+    scene.respond_to_all(a0=batch(2, 40))
+    assert (scene.take(), scene.take()) == ({A0: [1]}, {A0: list(range(2, 42))})
+
+
 def test_a_left_out_partition_never_makes_a_fetch_wait_longer() -> None:
     """A fetch waits at most `fetch_max_wait_ms`, also if a partition of its node is left out."""
     scene = Scene(fetch_max_wait_ms=LEFT_OUT_WAIT_MS - 1).at(a0=0, a1=0)
