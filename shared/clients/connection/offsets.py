@@ -29,8 +29,13 @@ NO_LEADER_EPOCH = -1
 """Without the current leader epoch the broker does not fence the request (KIP-320)."""
 
 
+INT64_MAX = (1 << 63) - 1
+INT32_MAX = (1 << 31) - 1
+
+
 def checked_offset(tp: TopicPartition, offset: object) -> int:
-    """Return the offset. Raises TypeError if it is no int or `tp` is no TopicPartition, ValueError if it is below 0."""
+    """Return the offset. Raises TypeError if it is no int or `tp` is no TopicPartition, ValueError if it is below 0 or
+    has more than 64 bits."""
     if not isinstance(tp, TopicPartition):
         raise TypeError(f"{tp!r} is not a TopicPartition")
     # True is an int too.
@@ -38,6 +43,8 @@ def checked_offset(tp: TopicPartition, offset: object) -> int:
         raise TypeError(f"{tp}: {offset!r} is not an offset, which is an int")
     if offset < 0:
         raise ValueError(f"{tp}: offset {offset} is below 0")
+    if offset > INT64_MAX:
+        raise ValueError(f"{tp}: offset {offset} is above {INT64_MAX}, the largest of a topic")
     return offset
 
 
@@ -52,6 +59,8 @@ def checked_offsets(
     for tp, value in given.items():
         at = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
         checked_offset(tp, at.offset)
+        if not isinstance(at.leader_epoch, int) or not -1 <= at.leader_epoch <= INT32_MAX:
+            raise ValueError(f"{tp}: {at.leader_epoch!r} is not a leader epoch, which is an int from -1 to {INT32_MAX}")
         if not isinstance(at.metadata, str):
             raise TypeError(f"{tp}: the metadata is not a text but {at.metadata!r}")
         if (size := len(at.metadata.encode())) > OFFSET_METADATA_MAX_BYTES:
@@ -61,11 +70,14 @@ def checked_offsets(
 
 
 def checked_time(what: object, time_ms: object) -> int:
-    """Return the time in ms to look up. Raises TypeError if it is no int, ValueError if it is below 0."""
+    """Return the time in ms to look up. Raises TypeError if it is no int, ValueError if it is below 0 or
+    has more than 64 bits."""
     if not isinstance(time_ms, int) or isinstance(time_ms, bool):
         raise TypeError(f"{what}: {time_ms!r} is not a time, which is an int")
     if time_ms < 0:
         raise ValueError(f"{what}: time {time_ms} is below 0; it is in ms since the epoch")
+    if time_ms > INT64_MAX:
+        raise ValueError(f"{what}: time {time_ms} is above {INT64_MAX}; it is in ms since the epoch")
     return time_ms
 
 

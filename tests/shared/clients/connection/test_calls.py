@@ -360,10 +360,18 @@ def test_valid_offsets_pass() -> None:
         check_spec(A, spec)
 
 
-@pytest.mark.parametrize("value", [-1, True, 1.5, "x", None])
+@pytest.mark.parametrize("value", [-1, 1 << 63, True, 1.5, "x", None])
 def test_an_invalid_offset_is_named_with_its_partition(value: object) -> None:
-    """An invalid number raises ValueError, and a value of another type TypeError. The error names the partition."""
+    """A number out of range raises ValueError, and a value of another type TypeError. The error names the partition."""
     for check in (checked_offset, checked_time, check_spec):
-        with pytest.raises(ValueError if value == -1 or (check is check_spec and value == "x") else TypeError) as e:
+        is_value_error = value in (-1, 1 << 63) or (check is check_spec and value == "x")
+        with pytest.raises(ValueError if is_value_error else TypeError) as e:
             check(A, value)
         assert "t-0" in str(e.value)
+
+
+@pytest.mark.parametrize("epoch", [-2, 1 << 31, "x"])
+def test_an_invalid_leader_epoch_is_named_with_its_partition(epoch: Any) -> None:
+    """An offset with a leader epoch that no request can hold is not committed."""
+    with pytest.raises(ValueError, match="t-0"):
+        checked_offsets({A: OffsetAndMetadata(3, "", epoch)})
