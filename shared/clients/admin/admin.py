@@ -39,7 +39,7 @@ from penstock.shared.clients.admin.types import (
     topic_id_text,
 )
 from penstock.shared.clients.connection import Connection, by_leader, list_offsets
-from penstock.shared.clients.connection.offsets import check_spec, checked_offset, checked_offsets
+from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_spec
 from penstock.shared.clients.protocol import requests
 from penstock.shared.clients.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment
 from penstock.shared.clients.protocol.errors import error_for_code
@@ -386,9 +386,8 @@ class Admin:
         records are earlier than the time. Raises ValueError or TypeError for an invalid spec.
         """
         self._check_open()
-        for tp, spec in specs.items():
-            check_spec(tp, spec)
-        found = await list_offsets(self._connection, specs, isolation_level, self._limit_ms(timeout_ms))
+        checked = {tp: checked_spec(tp, spec) for tp, spec in specs.items()}
+        found = await list_offsets(self._connection, checked, isolation_level, self._limit_ms(timeout_ms))
         # No record is as late as the time: Kafka answers with -1.
         without = {tp: "latest" for tp, offset in found.items() if offset < 0}
         if without:
@@ -403,9 +402,7 @@ class Admin:
         Raises OffsetOutOfRange, which names the partition, if the offset is above the high watermark. Raises ValueError
         or TypeError for an invalid offset.
         """
-        for tp, offset in before.items():
-            if offset != ALL_RECORDS:
-                checked_offset(tp, offset)
+        before = {tp: ALL_RECORDS if at == ALL_RECORDS else checked_offset(tp, at) for tp, at in before.items()}
         low: dict[TopicPartition, int] = {}
 
         async def delete() -> None:
@@ -838,5 +835,5 @@ def _check_reset(to: object, partitions: Iterable[TopicPartition] | None) -> dic
         if not isinstance(to.records, int) or isinstance(to.records, bool):
             raise TypeError(f"shift by {to.records!r}: not a number of records")
     else:
-        check_spec("reset", to)
+        checked_spec("reset", to)
     return {}

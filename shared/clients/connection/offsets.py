@@ -7,14 +7,15 @@ Offsets are checked before a request, because a broker interprets some negative 
 >>> checked_time("clicks-0", -1)  # in a lookup: the end
 Traceback (most recent call last):
 ...
-ValueError: clicks-0: time -1 is below 0; it is in ms since the epoch
+ValueError: clicks-0: time -1 is not a time in ms since the epoch, from 0 to 9223372036854775807
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 from penstock.shared.clients.connection.connection import Connection
 from penstock.shared.clients.protocol import requests
@@ -34,18 +35,23 @@ INT32_MAX = (1 << 31) - 1
 
 
 def checked_offset(tp: TopicPartition, offset: object) -> int:
-    """Return the offset. Raises TypeError if it is no int or `tp` is no TopicPartition, ValueError if it is below 0 or
-    has more than 64 bits."""
+    """Return the offset as an int, also if it is an integer of numpy, such as those of columns.
+
+    Raises TypeError if it is no integer or `tp` is no TopicPartition, ValueError if it is below 0 or has more than 64
+    bits.
+    """
     if not isinstance(tp, TopicPartition):
         raise TypeError(f"{tp!r} is not a TopicPartition")
+    return _checked_int64(tp, offset, "offset", "a position in a partition")
+
+
+def _checked_int64(what: object, value: object, kind: str, meaning: str) -> int:
     # True is an int too.
-    if not isinstance(offset, int) or isinstance(offset, bool):
-        raise TypeError(f"{tp}: {offset!r} is not an offset, which is an int")
-    if offset < 0:
-        raise ValueError(f"{tp}: offset {offset} is below 0")
-    if offset > INT64_MAX:
-        raise ValueError(f"{tp}: offset {offset} is above {INT64_MAX}, the largest of a topic")
-    return offset
+    if not isinstance(value, SupportsIndex) or isinstance(value, bool):
+        raise TypeError(f"{what}: {value!r} is not {meaning}, which is an int")
+    if not 0 <= (checked := index(value)) <= INT64_MAX:
+        raise ValueError(f"{what}: {kind} {checked} is not {meaning}, from 0 to {INT64_MAX}")
+    return checked
 
 
 def checked_offsets(
@@ -58,7 +64,7 @@ def checked_offsets(
     checked = {}
     for tp, value in given.items():
         at = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
-        checked_offset(tp, at.offset)
+        at = at._replace(offset=checked_offset(tp, at.offset))
         if not isinstance(at.leader_epoch, int) or not -1 <= at.leader_epoch <= INT32_MAX:
             raise ValueError(f"{tp}: {at.leader_epoch!r} is not a leader epoch, which is an int from -1 to {INT32_MAX}")
         if not isinstance(at.metadata, str):
@@ -70,23 +76,20 @@ def checked_offsets(
 
 
 def checked_time(what: object, time_ms: object) -> int:
-    """Return the time in ms to look up. Raises TypeError if it is no int, ValueError if it is below 0 or
-    has more than 64 bits."""
-    if not isinstance(time_ms, int) or isinstance(time_ms, bool):
-        raise TypeError(f"{what}: {time_ms!r} is not a time, which is an int")
-    if time_ms < 0:
-        raise ValueError(f"{what}: time {time_ms} is below 0; it is in ms since the epoch")
-    if time_ms > INT64_MAX:
-        raise ValueError(f"{what}: time {time_ms} is above {INT64_MAX}; it is in ms since the epoch")
-    return time_ms
+    """Return the time to look up, in ms since the epoch, as an int.
+
+    Raises TypeError if it is no integer, ValueError if it is below 0 or has more than 64 bits.
+    """
+    return _checked_int64(what, time_ms, "time", "a time in ms since the epoch")
 
 
-def check_spec(what: object, spec: object) -> None:
-    """Raise ValueError or TypeError unless `spec` is `earliest`, `latest` or a time in ms."""
+def checked_spec(what: object, spec: object) -> str | int:
+    """Return `earliest`, `latest` or a time in ms, as an int. Raises ValueError or TypeError for anything else."""
     if not isinstance(spec, str):
-        checked_time(what, spec)
-    elif spec not in SPECS:
+        return checked_time(what, spec)
+    if spec not in SPECS:
         raise ValueError(f"{what}: {spec!r} is neither earliest nor latest, nor a time")
+    return spec
 
 
 async def list_offsets(

@@ -523,7 +523,7 @@ class Consumer(Generic[K, V]):
         Raises IllegalState if the partition is not assigned, ValueError and TypeError for an invalid offset.
         """
         self._check_open()
-        checked_offset(tp, offset)
+        offset = checked_offset(tp, offset)
         self._fetches.seek(tp, offset)
         self._positions.sought(tp, offset)
 

@@ -27,6 +27,7 @@ If the delivery of a record times out while its request is in flight, the record
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -849,7 +850,7 @@ class Producer:
         known, queue = await self._choose_partition(record, key, value, metadata_by_ms)
         # The transaction may have ended during the waits.
         self._check_open(number)
-        at = time_ns() // 1_000_000 if record.timestamp is None else record.timestamp
+        at = time_ns() // 1_000_000 if record.timestamp is None else operator.index(record.timestamp)
         fields = at, key, value, headers
         batch = queue.open
         # A record without a key that needs a new batch may go to another partition (KIP-480).

@@ -39,9 +39,13 @@ def record_of(
 
 
 def check_timestamp(topic: str, timestamp: object) -> None:
-    """Raise InvalidTimestamp unless `timestamp` is None or an int of milliseconds from 0 to 2^63 - 1."""
-    # Not `isinstance`: True is an int too.
-    if timestamp is not None and not (type(timestamp) is int and 0 <= timestamp < TIMESTAMP_END):
+    """Raise InvalidTimestamp unless `timestamp` is None or an integer of milliseconds from 0 to 2^63 - 1."""
+    # `index` also takes the integers of numpy, such as those of columns.
+    try:
+        fits = timestamp is None or (type(timestamp) is not bool and 0 <= index(timestamp) < TIMESTAMP_END)  # type: ignore[arg-type]
+    except TypeError:
+        fits = False
+    if not fits:
         raise InvalidTimestamp(f"topic {topic}: timestamp {timestamp!r} is not an int from 0 to 2^63 - 1")
 
 

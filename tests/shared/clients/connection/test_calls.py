@@ -7,13 +7,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import AIOKafkaConnection
 from pydantic import SecretStr
 
 from penstock.shared.clients.connection.connection import Connection, retry_waits
-from penstock.shared.clients.connection.offsets import check_spec, checked_offset, checked_offsets, checked_time
+from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_spec, checked_time
 from penstock.shared.clients.connection.sockets import SocketClient
 from penstock.shared.clients.protocol.flexible_types import Endpoint
 from penstock.shared.common.errors import (
@@ -354,17 +355,20 @@ A = TopicPartition("t", 0)
 
 
 def test_valid_offsets_pass() -> None:
-    """A valid specification is returned unchanged. A plain number becomes an offset without metadata."""
-    assert checked_offsets({A: 3}) == {A: OffsetAndMetadata(3)}
-    for spec in ("earliest", "latest", 0):
-        check_spec(A, spec)
+    """A valid specification is returned. A plain number becomes an offset without metadata, and an integer of numpy,
+    such as those of columns, an int."""
+    for offset in (3, np.int64(3), OffsetAndMetadata(np.int64(3))):  # type: ignore[arg-type]
+        checked = checked_offsets({A: offset})  # type: ignore[dict-item]
+        assert checked == {A: OffsetAndMetadata(3)}
+        assert type(checked[A].offset) is int
+    assert [checked_spec(A, spec) for spec in ("earliest", "latest", 0, np.int64(7))] == ["earliest", "latest", 0, 7]
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 63, True, 1.5, "x", None])
 def test_an_invalid_offset_is_named_with_its_partition(value: object) -> None:
     """A number out of range raises ValueError, and a value of another type TypeError. The error names the partition."""
-    for check in (checked_offset, checked_time, check_spec):
-        is_value_error = value in (-1, 1 << 63) or (check is check_spec and value == "x")
+    for check in (checked_offset, checked_time, checked_spec):
+        is_value_error = value in (-1, 1 << 63) or (check is checked_spec and value == "x")
         with pytest.raises(ValueError if is_value_error else TypeError) as e:
             check(A, value)
         assert "t-0" in str(e.value)
