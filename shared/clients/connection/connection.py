@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from aiokafka import errors as kafka
 from aiokafka.client import ConnectionGroup, CoordinationType
+from aiokafka.conn import CloseReason
 from aiokafka.structs import BrokerMetadata
 
 from penstock.shared.clients.connection.security import aiokafka_options
@@ -457,6 +458,14 @@ class Connection:
     def forget_coordinator(self, kind: Literal["group", "transaction"], key: str) -> None:
         """Forget the coordinator, so that the next request looks it up again."""
         self._coordinators.pop((kind, key), None)
+
+    def disconnect_coordinator(self, kind: Literal["group", "transaction"], key: str) -> None:
+        """Forget the coordinator and close the socket to it, which the network may have dropped silently."""
+        node = self._coordinators.pop((kind, key), None)
+        if node is None or self._client is None:
+            return
+        if (connection := self._client._conns.get((node, ConnectionGroup.COORDINATION))) is not None:
+            connection.close(CloseReason.CONNECTION_TIMEOUT)
 
     async def request_coordinator(
         self,

@@ -176,6 +176,9 @@ class GroupRequests:
             async with asyncio.timeout(config.session_timeout_ms / 1000):
                 code = (await self._request_group_coordinator(request, "Heartbeat")).error_code
         except (TimeoutError, RetriableError) as e:
+            # As Java's `markCoordinatorUnknown`: no later request may use the silent connection.
+            if isinstance(e, TimeoutError):
+                self._connection.disconnect_coordinator("group", config.group_id)
             now_ms = self._clock.monotonic_ms()
             if (times := self._unanswered.failed(now_ms)) is not None:
                 log.warning("heartbeat without response", **self.fields(), **times, reason=str(e) or "session timeout")
