@@ -26,7 +26,13 @@ from aiokafka.record.legacy_records import LegacyRecordBatch
 from numpy.typing import NDArray
 
 from penstock.shared.clients.protocol.fetch import NO_EPOCH
-from penstock.shared.clients.protocol.record_batches import ATTRIBUTES_AT, RECORDS_AT, crc32c, decompress
+from penstock.shared.clients.protocol.record_batches import (
+    ATTRIBUTES_AT,
+    RECORDS_AT,
+    crc32c,
+    decompress,
+    may_be_too_large,
+)
 from penstock.shared.common.errors import ConfigError, CorruptRecord, PenstockError
 from penstock.shared.common.kernel_loading import IS_COMPILED
 from penstock.shared.common.packed_bytes import PackedBytes
@@ -369,6 +375,10 @@ class _ListFetch:
         """Add the records of a batch that are at or above the requested offset. If the batch cannot be read, none is
         added, and the error is raised."""
         view = memoryview(self._data)[batch.start : batch.stop]
+        codec = batch.attributes & COMPRESSION_CODEC
+        # aiokafka's reader has no limit of its own.
+        if batch.magic >= 2 and may_be_too_large(codec, len(view)):
+            decompress(codec, view[RECORDS_AT:])
         source: Any = DefaultRecordBatch(view) if batch.magic >= 2 else LegacyRecordBatch(view, batch.magic)
         before = len(self.keys)
         try:

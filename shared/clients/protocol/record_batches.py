@@ -11,7 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import cramjam
 import google_crc32c
+import numpy as np
 from aiokafka.codec import (
     gzip_decode,
     gzip_encode,
@@ -25,6 +27,8 @@ from aiokafka.codec import (
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import calc_crc32c
+
+from penstock.shared.common.errors import CorruptRecord
 
 MAGIC = 2
 # Positions in a batch's header.
@@ -41,6 +45,10 @@ RECORDS_AT = 61
 
 NO_PRODUCER = -1
 """The producer id, epoch and base sequence of a batch without a producer state."""
+
+UNCOMPRESSED_BATCH_BYTES_MAX = 256 << 20
+"""A compressed batch with more bytes of records is not read. Otherwise some kilobytes could take up all memory."""
+TYPICAL_RATIO_MAX = 64
 
 SealedBatch = bytearray | memoryview
 """The bytes of a sealed batch. A retry may write another producer state into them."""
@@ -134,11 +142,51 @@ _DECODE: dict[int, Callable[[Any], bytes]] = {
 }
 
 
+_DECODE_INTO: dict[int, Callable[[Any, Any], int]] = {
+    DefaultRecordBatch.CODEC_GZIP: cramjam.gzip.decompress_into,
+    DefaultRecordBatch.CODEC_LZ4: cramjam.lz4.decompress_into,
+    DefaultRecordBatch.CODEC_ZSTD: cramjam.zstd.decompress_into,
+}
+_RATIO_MAX = {
+    DefaultRecordBatch.CODEC_GZIP: 1032,
+    DefaultRecordBatch.CODEC_LZ4: 255,
+    DefaultRecordBatch.CODEC_ZSTD: 1 << 15,
+}
+"""How many times as long as its compressed bytes a batch can be. Snappy's 22 times are no danger."""
+
+
+def may_be_too_large(codec: int, size: int) -> bool:
+    """Whether a batch of `size` compressed bytes may exceed UNCOMPRESSED_BATCH_BYTES_MAX."""
+    return size * _RATIO_MAX.get(codec, 0) > UNCOMPRESSED_BATCH_BYTES_MAX
+
+
 def decompress(codec: int, data: memoryview) -> bytes:
-    """Return the uncompressed records of a batch. Raises the decompressor's errors, KeyError for an unknown codec."""
+    """Return the uncompressed records of a batch.
+
+    Raises CorruptRecord if they have more than UNCOMPRESSED_BATCH_BYTES_MAX, the decompressor's errors, and KeyError
+    for an unknown codec.
+    """
+    if may_be_too_large(codec, len(data)):
+        return _decompress_within(codec, data, min(UNCOMPRESSED_BATCH_BYTES_MAX, len(data) * TYPICAL_RATIO_MAX))
     decode = _DECODE[codec]
     # As aiokafka's reader calls them: only gzip's decoder gets a view.
     return decode(data if codec == DefaultRecordBatch.CODEC_GZIP else data.tobytes())
+
+
+def _decompress_within(codec: int, data: memoryview, room: int) -> bytes:
+    into = np.empty(room, np.uint8)
+    try:
+        size = _DECODE_INTO[codec](data, into)
+    except cramjam.DecompressionError as e:
+        # This is also raised for bytes that are not valid: then more room does not help.
+        if "failed to write whole buffer" not in str(e):
+            raise
+        if room == UNCOMPRESSED_BATCH_BYTES_MAX:
+            raise CorruptRecord(
+                f"a batch of {len(data)} bytes has more than {room} bytes of records, which is the limit"
+            ) from e
+        return _decompress_within(codec, data, UNCOMPRESSED_BATCH_BYTES_MAX)
+    return into[:size].tobytes()
 
 
 def crc32c(data: bytes | bytearray | memoryview) -> int:

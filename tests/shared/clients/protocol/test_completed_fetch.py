@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.clients.protocol import completed_fetch as completed_fetch_module
+from penstock.shared.clients.protocol import record_batches
 from penstock.shared.clients.protocol.completed_fetch import DECODED_RECORDS, CompletedFetch
 from penstock.shared.clients.protocol.record_batches import crc32c, new_batch_builder, seal_batch
 from penstock.shared.common.errors import CorruptRecord
@@ -297,6 +298,20 @@ def test_the_work_for_batches_that_the_kernel_does_not_decode_is_linear(
     assert columns is not None
     assert columns.headers == [tuple(NOT_ASCII) if unusual(i) else () for i in range(n)]
     assert len(planned) <= 4 * n
+
+
+@pytest.mark.parametrize("compression", ["gzip", "lz4", "zstd"])
+def test_a_batch_that_is_too_large_without_compression(monkeypatch: pytest.MonkeyPatch, compression: str) -> None:
+    """It is an error with its offset, and is not decompressed further than the limit. A smaller one is read."""
+    monkeypatch.setattr(record_batches, "UNCOMPRESSED_BATCH_BYTES_MAX", 20_000)
+    monkeypatch.setattr(record_batches, "TYPICAL_RATIO_MAX", 1)
+    small = b"x" * 19_900
+    data = batch(small, compression=compression) + batch(b"y" * 20_000, offset=1, compression=compression)
+    fetched = completed_fetch(data)
+    assert rows(fetched.read(1)) == [(0, small)]
+    with pytest.raises(CorruptRecord, match="20000 bytes") as e:
+        fetched.read(1)
+    assert "at offset 1:" in str(e.value)
 
 
 @pytest.mark.parametrize("other", [{"headers": NOT_ASCII}, {"compression": "gzip"}])
