@@ -131,7 +131,7 @@ def in_prometheus(name: str) -> tuple[str, float]:
 def _metric_family(group: str, name: str, rows: Mapping[tuple[str, ...], float], labels: tuple[str, ...]) -> Metric:
     """Return a metric with its rows: a counter if it is a total, else a gauge."""
     named, factor = in_prometheus(name)
-    owner = "Penstock" if name in ("call_duration_ms", "stalled") else "Kafka Connect"
+    owner = "Penstock" if name in ("call_duration_ms", "stalled", "source_send_blocked_ms") else "Kafka Connect"
     help_text = f"{owner}'s {name.replace('_', '-')} of {group.replace('_', '-')}"
     help_text += "." if factor == 1 else ", in seconds."
     kind = CounterMetricFamily if named.endswith("_total") else GaugeMetricFamily
