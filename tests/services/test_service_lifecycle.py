@@ -6,6 +6,7 @@ Signals are tested with processes elsewhere.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
@@ -225,6 +226,26 @@ def test_a_thread_delays_the_exit_only_for_a_grace_period(tmp_path: Path, monkey
     stuck = StuckThread(monkeypatch)
     _serve(lambda settings: Service(main_loop=stuck.start, shutdown=_broken))
     assert stuck.exits == [1]
+
+
+def test_sys_exit_in_a_task_is_an_error_of_that_task() -> None:
+    """SystemExit in a task is raised where the task is awaited, and ends the process only if the work itself raises
+    it."""
+
+    async def leave() -> None:
+        sys.exit(4)
+
+    async def work(*, is_contained: bool) -> int:
+        try:
+            await asyncio.wait_for(asyncio.create_task(leave()), 1)
+        except SystemExit:
+            if not is_contained:
+                raise
+        return 7
+
+    assert service_lifecycle.run_process(work(is_contained=True)) == 7
+    with pytest.raises(SystemExit, match="4"):
+        service_lifecycle.run_process(work(is_contained=False))
 
 
 async def test_a_child_is_restarted_until_its_settings_are_invalid() -> None:

@@ -31,12 +31,13 @@ T = TypeVar("T")
 def connector_errors(name: str) -> Iterator[None]:
     """Raise ConnectError for an error of a connector's code that is no Exception. `name` names the code.
 
-    The panic of a Rust library is such an error, and SystemExit, which must not end the worker. CancelledError is one
-    too, unless the worker has cancelled the caller: the code has waited for work of its own that was cancelled.
+    The panic of a Rust library is such an error, and so are SystemExit and KeyboardInterrupt, which must not end the
+    worker. The worker handles the signal of Ctrl-C itself. CancelledError is one too, unless the worker has cancelled
+    the caller: the code has waited for work of its own that was cancelled.
     """
     try:
         yield
-    except (Exception, KeyboardInterrupt, GeneratorExit):
+    except (Exception, GeneratorExit):
         raise
     except BaseException as e:
         caller = asyncio.current_task()

@@ -294,6 +294,10 @@ async def exits_on_loop(*_: object) -> None:
     raise SystemExit("no connection")
 
 
+def interrupts(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 class Panic(BaseException):
     """An error as a panic in a Rust library raises it: pyo3_runtime.PanicException is no Exception."""
 
@@ -306,16 +310,16 @@ async def panics_on_loop(*_: object) -> None:
     raise Panic("index out of bounds")
 
 
-NO_EXCEPTIONS = [cancelled_work, cancelled_pool, exits, exits_on_loop, panics, panics_on_loop]
+NO_EXCEPTIONS = [cancelled_work, cancelled_pool, exits, exits_on_loop, interrupts, panics, panics_on_loop]
 
 
 @pytest.mark.parametrize("method", NO_EXCEPTIONS)
 async def test_a_call_that_raises_a_base_exception_has_failed(method: Callable[..., Awaitable[None] | None]) -> None:
-    """CancelledError of the connector's own work is an error of the call, and the caller is not cancelled. SystemExit
-    and the panic of a Rust library are errors too, and do not end the event loop."""
+    """CancelledError of the connector's own work is an error of the call, and the caller is not cancelled.
+    SystemExit, KeyboardInterrupt and the panic of a Rust library are errors too, and do not end the event loop."""
     thread = TaskThread()
     try:
-        with pytest.raises(ConnectError, match=f"{method.__name__} raised (CancelledError|SystemExit|Panic)"):
+        with pytest.raises(ConnectError, match=f"{method.__name__} raised (Cancelled|System|Keyboard|Panic)"):
             await thread.call(method)
     finally:
         thread.close()
@@ -325,7 +329,8 @@ async def test_a_call_that_raises_a_base_exception_has_failed(method: Callable[.
 async def test_a_task_that_raises_a_base_exception_has_failed(
     method: Callable[..., Awaitable[None] | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task or connector that raises CancelledError of its own work, SystemExit, or a panic has failed."""
+    """A task or connector that raises CancelledError of its own work, SystemExit, KeyboardInterrupt, or a panic has
+    failed."""
     async with running() as run:
         monkeypatch.setattr(RecordingSourceTask, "poll", method)
         id = await run.run(RecordingSource)
