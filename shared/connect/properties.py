@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -85,6 +85,12 @@ def properties_from_json(body: Any, subject: str) -> dict[str, str]:
         elif value is not None:
             raise BadRequest(f"The {subject}'s {name!r} must be a text, not {type(value).__name__}")
     return found
+
+
+def reject_unknown_fields(body: Any, known: Collection[str]) -> None:
+    """Raise BadRequest if `body` is a JSON object with a field that is not in `known`."""
+    if isinstance(body, dict) and (unknown := [field for field in body if field not in known]):
+        raise BadRequest(f"Unrecognized field {unknown[0]!r}; known are {', '.join(known)}")
 
 
 def properties_from_values(values: Mapping[str, Any]) -> dict[str, str]:

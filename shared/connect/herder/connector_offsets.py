@@ -16,6 +16,7 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import GroupNotEmpty, GroupNotFound, UnknownMember
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.errors import BadRequest, ConnectError
+from penstock.shared.connect.properties import reject_unknown_fields
 from penstock.shared.connect.runtime.client_settings import sink_group_id
 from penstock.shared.connect.runtime.offset_backing_store import (
     OffsetBackingStore,
@@ -54,7 +55,12 @@ MAYBE_RESET = MAYBE_ALTERED.replace("altered", "reset")
 
 
 def rows_of(body: object) -> list[Row]:
-    """Return the rows of a request to alter offsets. Raises BadRequest if there are none or they are malformed."""
+    """Return the rows of a request to alter offsets.
+
+    Raises BadRequest if there are none or they are malformed. An unknown field is an error: a misspelt `offset` would
+    delete the partition's offset.
+    """
+    reject_unknown_fields(body, ("offsets",))
     rows = body.get("offsets") if isinstance(body, dict) else None
     if not rows:
         raise BadRequest("Partitions / offsets need to be provided for an alter offsets request")
@@ -62,6 +68,7 @@ def rows_of(body: object) -> list[Row]:
         raise BadRequest("'offsets' must be a list of partitions with their offsets")
     found: list[Row] = []
     for row in rows:
+        reject_unknown_fields(row, ("partition", "offset"))
         partition, offset = (row.get("partition"), row.get("offset")) if isinstance(row, dict) else (None, None)
         if not isinstance(partition, dict) or not (offset is None or isinstance(offset, dict)):
             raise BadRequest("Each of 'offsets' needs an object 'partition' and an object or null as 'offset'")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.shared.connect.errors import BadRequest
-from penstock.shared.connect.properties import properties_from_json
+from penstock.shared.connect.properties import properties_from_json, reject_unknown_fields
 from penstock.shared.connect.runtime.states import TargetState
 
 CREATE_FIELDS = ("name", "config", "initial_state")
@@ -26,8 +26,7 @@ def create_request(body: Any) -> tuple[str, dict[str, str], str | None]:
     """
     if not isinstance(body, dict):
         raise BadRequest("The request must be a JSON object with 'name' and 'config'")
-    if unknown := [field for field in body if field not in CREATE_FIELDS]:
-        raise BadRequest(f"Unrecognized field {unknown[0]!r}; known are {', '.join(CREATE_FIELDS)}")
+    reject_unknown_fields(body, CREATE_FIELDS)
     if body.get("config") is None:
         raise BadRequest("The field 'config' is missing")
     name = body.get("name")

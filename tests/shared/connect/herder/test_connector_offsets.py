@@ -38,9 +38,10 @@ def test_rows_are_partitions_with_offsets() -> None:
 
 @pytest.mark.parametrize("body", [{}, {"offsets": []}, {"offsets": None}, [], {"offsets": [1]},
                                   {"offsets": [{"partition": 1}]}, {"offsets": [{"partition": {}, "offset": 3}]},
-                                  {"offsets": "all"}])  # fmt: skip
+                                  {"offsets": "all"}, {"offsets": [{"partition": {}, "ofset": {"p": 1}}]},
+                                  {"offsets": [{"partition": {}}], "x": 1}])  # fmt: skip
 def test_requests_without_rows_are_bad_requests(body: object) -> None:
-    """A request without valid rows is a BadRequest."""
+    """A request without valid rows, or with an unknown field, is a BadRequest."""
     with pytest.raises(BadRequest):
         rows_of(body)
 
