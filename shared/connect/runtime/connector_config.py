@@ -15,6 +15,7 @@ from penstock.shared.connect.config_def import (
     MEDIUM,
     NO_DEFAULT,
     ConfigDef,
+    ConfigKey,
     Importance,
     Recommender,
     Type,
@@ -266,18 +267,22 @@ def connector_definition(
     for name in CONVERTER_KINDS:
         defaults[name] = worker[name]
         defaults[f"{name}.plugin.version"] = CONNECT_VERSION
-    definition = ConfigDef(_with_recommendations(base.with_defaults(defaults), plugins))
+    definition = ConfigDef(_with_installed_plugins(base.with_defaults(defaults), plugins, props))
     for chain, kind in CHAINS.items():
         _define_transform_settings(definition, chain, kind, plugins, props)
     return definition
 
 
-def _with_recommendations(definition: ConfigDef, plugins: Plugins) -> list[Any]:
+def _with_installed_plugins(definition: ConfigDef, plugins: Plugins, props: Mapping[str, str]) -> list[ConfigKey]:
+    """Return the settings with recommended converters and versions, and with validators of the connector's own
+    converters."""
     keys = []
     for key in definition:
         if key.name in CONVERTER_KINDS:
-            names = [desc.name for desc in plugins.of_kind(CONVERTER_KINDS[key.name])]
-            key = replace(key, recommender=_recommend_values(names))
+            kind = CONVERTER_KINDS[key.name]
+            names = [desc.name for desc in plugins.of_kind(kind)]
+            validator = _validate_plugin_kind(plugins, kind) if key.name in props else None
+            key = replace(key, recommender=_recommend_values(names), validator=validator)
         elif key.name.endswith("plugin.version"):
             key = replace(key, recommender=_recommend_values([key.default]))
         keys.append(key)

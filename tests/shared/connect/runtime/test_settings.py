@@ -228,6 +228,21 @@ def test_settings_of_the_connectors_converters_are_checked(plugins: Plugins) -> 
     assert "maybe for configuration schemas.enable" in error
 
 
+@pytest.mark.parametrize(
+    ("setting", "plugin"),
+    [
+        ("value.converter", "FileStreamSinkConnector"),
+        ("value.converter", "SimpleHeaderConverter"),
+        ("header.converter", "Filter"),
+    ],
+)
+def test_a_converter_of_another_kind_is_an_error(plugins: Plugins, setting: str, plugin: str) -> None:
+    """A plugin of another kind is no converter: a connector, a header converter for values, or a transform."""
+    props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t", setting: plugin}
+    (error,) = validate_connector(plugins, props, WORKER).errors
+    assert f"{plugin} is not a " in error
+
+
 def test_names_are_java_names_with_underscores() -> None:
     """Each client takes the properties that it has a setting for."""
     props = {"bootstrap.servers": "a:1", "linger.ms": "7", "auto.offset.reset": "earliest", "acks": "all"}
