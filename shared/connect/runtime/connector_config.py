@@ -48,7 +48,7 @@ CONVERTER_TEXT = (
     "Converter class for {what}, between Connect's data format and the bytes in Kafka. Any connector works with any "
     "converter. Default: the worker's converter."
 )
-VERSION_TEXT = "Version of the {what}. Only the installed version is available."
+VERSION_TEXT = "Accepted for compatibility: the worker always uses the installed version of the {what}."
 
 
 class _Group:
