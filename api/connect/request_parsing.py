@@ -20,7 +20,7 @@ from penstock.api.http.json_response import JSON_TYPE
 from penstock.api.http.status_codes import NOT_FOUND, UNSUPPORTED_MEDIA_TYPE
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.errors import BadRequest
-from penstock.shared.connect.properties import properties_from_json
+from penstock.shared.connect.properties import decode_settings, properties_from_json
 from penstock.shared.connect.runtime.create_request import check_name
 
 SLASH = "\x00"
@@ -29,7 +29,12 @@ SLASH = "\x00"
 WHILE_STARTING = frozenset({"/", "/metrics"})
 
 
-async def json_body(request: Request) -> Any:
+async def settings_body(request: Request) -> Any:
+    """Return the body as `decode_settings` decodes it, and otherwise as `json_body` does."""
+    return await json_body(request, decode_settings)
+
+
+async def json_body(request: Request, decode: Callable[[bytes], Any] = decode_json) -> Any:
     """Return the decoded body; an empty body of any content type is an empty object.
 
     The content type may be missing. For a body that is not empty, raises HTTPException (415) for any other type than
@@ -40,20 +45,20 @@ async def json_body(request: Request) -> Any:
     media_type = content_type.partition(";")[0].strip().lower()
     if body.strip() and media_type not in ("", JSON_TYPE):
         raise HTTPException(UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {JSON_TYPE}, not {content_type[:60]}")
-    return _parse_json_body(body) if body.strip() else {}
+    return _parse_json_body(body, decode) if body.strip() else {}
 
 
 def json_list(body: bytes) -> list[Any]:
     """Return the elements of a body that must be a JSON array."""
-    elements = _parse_json_body(body)
+    elements = _parse_json_body(body, decode_json)
     if not isinstance(elements, list):
         raise BadRequest("The body must be a JSON array")
     return elements
 
 
-def _parse_json_body(body: bytes) -> Any:
+def _parse_json_body(body: bytes, decode: Callable[[bytes], Any]) -> Any:
     try:
-        return decode_json(body)
+        return decode(body)
     except InvalidJson as e:
         raise BadRequest(f"The body is not JSON: {e}") from None
 

@@ -49,6 +49,7 @@ from penstock.api.connect.request_parsing import (
     json_body,
     json_list,
     patch_of,
+    settings_body,
 )
 from penstock.api.http.json_response import json_response
 from penstock.api.http.status_codes import ACCEPTED, CREATED, INTERNAL_SERVER_ERROR, NO_CONTENT
@@ -144,7 +145,7 @@ def _connector_routes(herder: Herder) -> APIRouter:
         status_code=CREATED,
     )
     async def create_connector(request: Request) -> Response:
-        name, config, initial_state = create_request(await json_body(request))
+        name, config, initial_state = create_request(await settings_body(request))
         target = INITIAL_STATES[initial_state] if initial_state else None
         _, info = await herder.put_connector(name, config, target, replace=False)
         return _created_response(request, info)
@@ -169,7 +170,7 @@ def _connector_routes(herder: Herder) -> APIRouter:
         openapi_extra=CONFIG_BODY,
     )
     async def put_config(name: Name, request: Request) -> Response:
-        created, info = await herder.put_connector(name, config_of(await json_body(request), name), replace=True)
+        created, info = await herder.put_connector(name, config_of(await settings_body(request), name), replace=True)
         return _created_response(request, info) if created else json_response(info)
 
     @router.patch(
@@ -179,7 +180,7 @@ def _connector_routes(herder: Herder) -> APIRouter:
         openapi_extra=PATCH_BODY,
     )
     async def patch_config(name: Name, request: Request) -> Response:
-        return json_response(await herder.patch_connector(name, patch_of(await json_body(request), name)))
+        return json_response(await herder.patch_connector(name, patch_of(await settings_body(request), name)))
 
     @router.get(
         "/{name}/topics", summary="The topics that a connector has used", responses={200: {"model": ActiveTopics}}
@@ -349,7 +350,7 @@ def _plugin_routes(herder: Herder) -> APIRouter:
         openapi_extra=CONFIG_BODY,
     )
     async def validate_connector_config(name: Name, request: Request) -> Response:
-        config = properties_from_json(await json_body(request), "config")
+        config = properties_from_json(await settings_body(request), "config")
         try:
             return json_response(await herder.validate(config, name))
         except ConfigError as e:

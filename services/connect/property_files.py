@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.json_decoding import InvalidJson, decode_json
+from penstock.shared.common.json_decoding import InvalidJson
 from penstock.shared.connect.errors import BadRequest
-from penstock.shared.connect.properties import parse_properties, properties_from_json
+from penstock.shared.connect.properties import decode_settings, parse_properties, properties_from_json
 from penstock.shared.connect.runtime.create_request import create_request
 
 
@@ -40,7 +40,7 @@ def read_connector_file(path: Path) -> ConnectorFile:
 
 def _read_json(text: str) -> ConnectorFile:
     try:
-        document = decode_json(text)
+        document = decode_settings(text)
         if isinstance(document, dict) and "config" in document:
             _, config, initial_state = create_request(document)
             return ConnectorFile(config, initial_state)

@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.json_decoding import JSON_ERRORS, invalid_json
 from penstock.shared.connect.errors import BadRequest
 
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_decode_with_float_texts = msgspec.json.Decoder(float_hook=str).decode
 _SEPARATOR = re.compile(r"(?<!\\)(?:\\\\)*(\s*[=:]\s*|\s+)")
 
 
@@ -66,8 +68,23 @@ def _unescape_java_text(text: str) -> str:
         raise ConfigError("Malformed \\uxxxx encoding: a surrogate without its pair") from None
 
 
+def decode_settings(data: bytes | str) -> Any:
+    """Return the value of JSON that has a connector's settings. Raises InvalidJson.
+
+    A number with a point or an exponent becomes a string of the same characters. Kafka Connect stores these too.
+
+    >>> decode_settings('{"api.version": 1.10, "tasks.max": 1}')
+    {'api.version': '1.10', 'tasks.max': 1}
+    """
+    try:
+        return _decode_with_float_texts(data)
+    except JSON_ERRORS as e:
+        raise invalid_json(e) from e
+
+
 def properties_from_json(body: Any, subject: str) -> dict[str, str]:
-    """Return a JSON object as properties. Numbers and booleans keep their JSON form. Null values are left out.
+    """Return a JSON object, which `decode_settings` has decoded, as properties. Integers and booleans keep their JSON
+    form. Null values are left out.
 
     Raises BadRequest, which names the `subject`, if `body` is not an object or a value is an array or an object.
 

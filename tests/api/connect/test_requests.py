@@ -16,6 +16,7 @@ from penstock.api.connect.request_parsing import (
     json_list,
     normalize_path,
     patch_of,
+    settings_body,
 )
 from penstock.api.connect.routes import create_connect_app
 from penstock.api.http.openapi import complete_operations, operations_of
@@ -27,8 +28,8 @@ from tests.shared.connect.recordings import recorded_requests
 
 
 def test_values_become_strings() -> None:
-    """Numbers and booleans become strings as in JSON, and nulls are left out."""
-    assert properties_from_json({"a": 1, "b": 2.5, "c": False, "d": "x", "e": None}, "config") == {
+    """Integers and booleans become strings as in JSON, and nulls are left out."""
+    assert properties_from_json({"a": 1, "b": "2.5", "c": False, "d": "x", "e": None}, "config") == {
         "a": "1",
         "b": "2.5",
         "c": "false",
@@ -66,6 +67,13 @@ def _request(content_type: str, body: bytes) -> Request:
 async def test_a_body_is_json(content_type: str) -> None:
     """A body is JSON with the content type of JSON, and without one."""
     assert await json_body(_request(content_type, b'{"a":1}')) == {"a": 1}
+
+
+async def test_numbers_of_settings_are_not_rewritten() -> None:
+    """A number with a point or an exponent keeps its characters, whatever its size and precision."""
+    numbers = {"a": "1.50", "b": "1e5", "c": "1.0E-7", "d": "0.1000000000000000055511151231257827", "e": "-1e400"}
+    body = ",".join(f'"{name}":{number}' for name, number in numbers.items())
+    assert config_of(await settings_body(_request("", f"{{{body}}}".encode())), "n") == numbers | {"name": "n"}
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "multipart/form-data; boundary=x", "application/xml"])
