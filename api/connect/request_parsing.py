@@ -35,17 +35,19 @@ async def settings_body(request: Request) -> Any:
 
 
 async def json_body(request: Request, decode: Callable[[bytes], Any] = decode_json) -> Any:
-    """Return the decoded body; an empty body of any content type is an empty object.
+    """Return the decoded body. Raises BadRequest for an empty body.
 
     The content type may be missing. For a body that is not empty, raises HTTPException (415) for any other type than
     application/json.
     """
     body = await request.body()
+    if not body.strip():
+        raise BadRequest("The body is empty")
     content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()
-    if body.strip() and media_type not in ("", JSON_TYPE):
+    if media_type not in ("", JSON_TYPE):
         raise HTTPException(UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {JSON_TYPE}, not {content_type[:60]}")
-    return _parse_json_body(body, decode) if body.strip() else {}
+    return _parse_json_body(body, decode)
 
 
 def json_list(body: bytes) -> list[Any]:
