@@ -1,30 +1,32 @@
 """Parses a request to Kafka Connect's REST API: its body, its path and its boolean query parameters.
 
 Functions raise BadRequest for an invalid body. The app's outermost middleware is here as well. It removes trailing
-slashes from paths, and distinguishes slashes within names from separators. While the worker is starting up, it answers
-503 to all paths but those in WHILE_STARTING.
+slashes from paths, and distinguishes slashes within names from separators. It rejects paths that cannot be decoded.
+While the worker is starting up, it answers 503 to all paths but those in WHILE_STARTING.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
 from fastapi import Depends, Path, Request
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.api.connect.errors import starting_response
+from penstock.api.connect.errors import error_response, starting_response
 from penstock.api.http.json_response import JSON_TYPE
-from penstock.api.http.status_codes import NOT_FOUND, UNSUPPORTED_MEDIA_TYPE
+from penstock.api.http.status_codes import BAD_REQUEST, NOT_FOUND, UNSUPPORTED_MEDIA_TYPE
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import decode_settings, properties_from_json
 from penstock.shared.connect.runtime.create_request import check_name
 
 SLASH = "\x00"
-"""Replaces, in a path's segment, a slash that was written as %2F."""
+"""Replaces, in a path's segment, a slash that was written as %2F. A path with %00 is rejected."""
+_WRONG_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})|%00")
 
 WHILE_STARTING = frozenset({"/", "/metrics"})
 
@@ -117,11 +119,29 @@ class ConnectPaths:
             await self._app(scope, receive, send)
             return
         root = str(scope.get("root_path", ""))
-        path = normalize_path(scope.get("raw_path", b""), str(scope["path"]))
+        raw_path = scope.get("raw_path", b"").partition(b"?")[0]
+        if not has_valid_escapes(raw_path):
+            message = "The path has a percent-encoding that is malformed, is not UTF-8, or is of the character 0"
+            await error_response(BAD_REQUEST, message)(scope, receive, send)
+            return
+        path = normalize_path(raw_path, str(scope["path"]))
         if (own := path.removeprefix(root)) not in WHILE_STARTING and not self._is_ready():
             await starting_response(own)(scope, receive, send)
             return
         await self._app({**scope, "path": path}, receive, send)
+
+
+def has_valid_escapes(raw_path: bytes) -> bool:
+    """Return whether all percent-encodings in a request's path are valid.
+
+    >>> [has_valid_escapes(path) for path in (b"/a%2Fb", b"/%E2%82%AC", b"/100%", b"/%ZZ", b"/%FF", b"/a%00b")]
+    [True, True, False, False, False, False]
+    """
+    try:
+        unquote_to_bytes(raw_path).decode()
+    except UnicodeDecodeError:
+        return False
+    return not _WRONG_ESCAPE.search(raw_path)
 
 
 def normalize_path(raw_path: bytes, path: str) -> str:
@@ -133,6 +153,6 @@ def normalize_path(raw_path: bytes, path: str) -> str:
     True
     """
     if b"%2f" in raw_path.lower():
-        raw = raw_path.partition(b"?")[0].decode("latin-1")
-        path = "/".join(unquote(segment).replace("/", SLASH) for segment in raw.split("/"))
+        segments = raw_path.decode("latin-1").split("/")
+        path = "/".join(unquote(segment).replace("/", SLASH) for segment in segments)
     return path.rstrip("/") or "/"

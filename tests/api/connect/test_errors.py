@@ -13,6 +13,8 @@ from penstock.shared.common import errors
 from penstock.shared.connect.errors import BadRequest, ConnectorNotFound
 from penstock.shared.connect.herder import errors as herder
 
+UNDECODABLE = "The path has a percent-encoding that is malformed, is not UTF-8, or is of the character 0"
+
 
 @pytest.mark.parametrize(
     ("error", "status"),
@@ -68,6 +70,8 @@ async def test_every_error_has_the_same_body() -> None:
         ("/nowhere", "GET", 404, "HTTP 404 Not Found"),
         ("/connectors/a", "PUT", 405, "HTTP 405 Method Not Allowed"),
         ("/connectors/broken", "GET", 500, "RuntimeError: the request failed; the worker's log has the reason"),
+        ("/connectors/a%00b", "GET", 400, UNDECODABLE),
+        ("/connectors/%FF", "GET", 400, UNDECODABLE),
     ):
         response = await send_request(path, method)
         assert (response.status_code, response.json()) == (status, {"error_code": status, "message": message})
