@@ -23,11 +23,14 @@ from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import decode_settings, properties_from_json
 from penstock.shared.connect.runtime.create_request import check_name
+from penstock.shared.connect.runtime.task_thread import connector_errors
 
 SLASH = "\x00"
 """Replaces, in a path's segment, a slash that was written as %2F. A path with %00 is rejected."""
 _WRONG_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})|%00")
 
+TASK_DIGITS_MAX = 10
+"""The length of the largest number of a task, a signed integer of 32 bits."""
 WHILE_STARTING = frozenset({"/", "/metrics"})
 
 
@@ -86,7 +89,7 @@ async def name_of(name: Annotated[str, Path(examples=["files"])]) -> str:
 
 async def task_number(task: Annotated[str, Path(examples=["0"])]) -> int:
     """Return the number of a task in the path. Raises HTTPException (404, as for unknown paths) for other text."""
-    if not (task.isascii() and task.isdigit()):
+    if not (task.isascii() and task.isdigit() and len(task) <= TASK_DIGITS_MAX):
         raise HTTPException(NOT_FOUND, "Not Found")
     return int(task)
 
@@ -128,7 +131,9 @@ class ConnectPaths:
         if (own := path.removeprefix(root)) not in WHILE_STARTING and not self._is_ready():
             await starting_response(own)(scope, receive, send)
             return
-        await self._app({**scope, "path": path}, receive, send)
+        # A plugin's definition or the import of its module may raise SystemExit, which has no error handler.
+        with connector_errors("a plugin"):
+            await self._app({**scope, "path": path}, receive, send)
 
 
 def has_valid_escapes(raw_path: bytes) -> bool:

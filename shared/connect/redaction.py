@@ -137,7 +137,7 @@ def defining(plugin: type | None) -> type | None:
         return None
     try:
         _config_types_of_plugin(plugin)
-    except Exception:
+    except (Exception, SystemExit):
         return None
     return plugin
 

@@ -46,6 +46,8 @@ def app(*, is_ready: bool = True) -> FastAPI:
     async def show(name: Name) -> Response:
         if name == "broken":
             raise RuntimeError("secret detail")
+        if name == "exits":
+            raise SystemExit(5)
         if name == "elsewhere":
             raise herder.NotHere("not here", None)
         return json_response({"name": name})
@@ -70,6 +72,7 @@ async def test_every_error_has_the_same_body() -> None:
         ("/nowhere", "GET", 404, "HTTP 404 Not Found"),
         ("/connectors/a", "PUT", 405, "HTTP 405 Method Not Allowed"),
         ("/connectors/broken", "GET", 500, "RuntimeError: the request failed; the worker's log has the reason"),
+        ("/connectors/exits", "GET", 500, "ConnectError: the request failed; the worker's log has the reason"),
         ("/connectors/a%00b", "GET", 400, UNDECODABLE),
         ("/connectors/%FF", "GET", 400, UNDECODABLE),
     ):

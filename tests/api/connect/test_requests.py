@@ -17,6 +17,7 @@ from penstock.api.connect.request_parsing import (
     normalize_path,
     patch_of,
     settings_body,
+    task_number,
 )
 from penstock.api.connect.routes import create_connect_app
 from penstock.api.http.openapi import complete_operations, operations_of
@@ -84,6 +85,15 @@ async def test_another_content_type_is_a_415(content_type: str) -> None:
     assert raised.value.status_code == 415
     with pytest.raises(BadRequest):
         await json_body(_request(content_type, b" "))
+
+
+async def test_a_number_of_no_task_is_a_404() -> None:
+    """Text in place of a task's number, and a number of any length that no task can have, are a 404."""
+    assert await task_number("12") == 12
+    for text in ("-1", "one", "9" * 5_000):
+        with pytest.raises(HTTPException) as raised:
+            await task_number(text)
+        assert raised.value.status_code == 404
 
 
 def test_paths_lose_trailing_slashes_and_keep_those_in_names() -> None:

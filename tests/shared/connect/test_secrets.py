@@ -188,20 +188,21 @@ def test_secrets_are_hidden_and_variables_are_not() -> None:
     assert not is_secret("connection.user", PostgresSinkConnector)
 
 
-def test_a_connector_that_cannot_define_its_settings_shows_no_secret() -> None:
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_a_connector_that_cannot_define_its_settings_shows_no_secret(error: type[BaseException]) -> None:
     """If a connector's `config` raises an error, none of its settings is shown or restored. In a text about it, the
     names of its settings decide which are secrets."""
 
     class Broken(HttpSinkConnector):
         @classmethod
         def config(cls) -> ConfigDef:
-            raise ValueError("on purpose")
+            raise error("on purpose")
 
     mask = transformer().masking({"other.password": "pl41n", "http.url": "http://api"}, Broken)
     assert mask("pl41n rejected by http://api") == "[hidden] rejected by http://api"
     for _ in range(2):
         assert redacted({"sftp.passphrase": "pl41n"}, Broken) == {"sftp.passphrase": "[hidden]"}
-        with pytest.raises(ValueError, match="on purpose"):
+        with pytest.raises(error, match="on purpose"):
             restored({"sftp.passphrase": "[hidden]"}, {"sftp.passphrase": "pl41n"}, Broken)
 
 
