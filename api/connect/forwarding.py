@@ -24,7 +24,7 @@ TIMEOUT_MS = 95_000
 timeout. A request with several slow steps, such as validation and write, may take longer."""
 CONFLICT_MESSAGE = "Cannot complete request because of a conflicting operation (e.g. worker rebalance)"
 UNREACHABLE_MESSAGE = "IO Error trying to forward REST request: {}"
-REQUEST_HEADERS = ("content-type", "authorization", "accept")
+REQUEST_HEADERS = (b"content-type", b"authorization", b"accept")
 RESPONSE_HEADERS = ("content-type", "location")
 """Headers that are forwarded."""
 
@@ -43,7 +43,8 @@ async def forward_request(request: Request, error: NotHere, error_response: Erro
     query = [(name, value) for name, value in request.query_params.multi_items() if name != "forward"]
     raw = request.scope.get("raw_path", request.url.path.encode()).partition(b"?")[0].decode("latin-1")
     url = f"{error.url.rstrip('/')}{raw}"
-    headers = {name: value for name in REQUEST_HEADERS if (value := request.headers.get(name)) is not None}
+    # As bytes: httpx would encode a `str` as ASCII.
+    headers = [(name, value) for name, value in request.headers.raw if name in REQUEST_HEADERS]
     log.debug("forwarding a request", to=url, reason=str(error))
     try:
         async with httpx.AsyncClient(timeout=TIMEOUT_MS / 1000, verify=client_tls(), trust_env=False) as client:

@@ -235,7 +235,8 @@ class Guard:
         # 2. A request that changes anything was not sent by a foreign web page.
         if method not in READING and (page := foreign_page(headers, self._cors_origins)):
             kind = ErrorKind(FORBIDDEN, "CROSS_SITE_REQUEST", "Request of another web page")
-            detail = f"a web page of {page} sent the request; cors_origins lists the allowed pages"
+            # A Connect worker lacks that setting.
+            detail = f"a web page of {page} sent the request; the setting cors_origins, if any, lists the allowed pages"
             return ANONYMOUS, Problem(kind, detail)
         # 3. The credentials are known, unless the service or the path is open.
         if self._access.is_open or (path.rstrip("/") or "/") in OPEN_PATHS:

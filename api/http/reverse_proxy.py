@@ -63,7 +63,8 @@ class HttpUpstream:
 
     async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> UpstreamResponse:
         """Forward a request over HTTP and return the response. Raises Problem (502) if the service does not answer."""
-        headers = {"Content-Type": media_type} if media_type else {}
+        # Latin-1 as Starlette decodes it: httpx would encode a `str` as ASCII.
+        headers = {b"Content-Type": media_type.encode("latin-1")} if media_type else {}
         url = f"{self._url}{path}?{query}" if query else f"{self._url}{path}"
         timeout = httpx.Timeout(FORWARD_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         try:

@@ -18,6 +18,8 @@ from penstock.api.http.server import HttpServer
 from penstock.shared.common.settings import HttpSettings
 from penstock.shared.connect.herder.errors import NotHere
 
+CONTENT_TYPE = "application/json; charset=é"
+
 
 def worker(url: str | None) -> FastAPI:
     """A worker that answers no request itself, and names another one."""
@@ -50,6 +52,7 @@ def owner() -> FastAPI:
         raw = request.scope["raw_path"].decode()
         body = (await request.body()).decode()
         shown = {"path": raw, "query": str(request.query_params), "body": body}
+        shown["type"] = request.headers["content-type"]
         return json_response(shown, 201, {"Location": "http://owner/connectors/a"})
 
     return app
@@ -58,18 +61,19 @@ def owner() -> FastAPI:
 async def put(app: FastAPI, path: str) -> httpx.Response:
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://worker") as client:
-        return await client.put(path, content=b"{}")
+        return await client.put(path, content=b"{}", headers={b"Content-Type": CONTENT_TYPE.encode("latin-1")})
 
 
 async def test_the_other_workers_response_is_returned() -> None:
     """The response has the other worker's status, body and location; the request keeps its raw
-    path and query and is marked as forwarded.
+    path, query and content type and is marked as forwarded.
     """
     async with listening(owner()) as url:
         response = await put(worker(url), "/connectors/a%2Fb/config?x=1")
     assert response.status_code == 201
     assert response.headers["location"] == "http://owner/connectors/a"
-    assert response.json() == {"path": "/connectors/a%2Fb/config", "query": "x=1&forward=true", "body": "{}"}
+    parts = {"path": "/connectors/a%2Fb/config", "query": "x=1&forward=true", "body": "{}", "type": CONTENT_TYPE}
+    assert response.json() == parts
 
 
 async def test_a_worker_reads_the_ca_certificates_once(monkeypatch: pytest.MonkeyPatch) -> None:

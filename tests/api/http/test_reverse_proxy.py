@@ -39,6 +39,20 @@ async def test_requests_and_responses_are_forwarded() -> None:
     assert (await send_request("POST", "/connectors")).headers["location"] == "http://x/connectors/new"
 
 
+async def test_a_content_type_is_forwarded_unchanged() -> None:
+    """The bytes of a Content-Type need not be ASCII."""
+    content_type = b"application/json; charset=\xe9"
+
+    class Worker(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, content=dict(request.headers.raw)[b"Content-Type"])
+
+    async with httpx.AsyncClient(transport=Worker()) as client:
+        upstream = HttpUpstream("connect", "http://worker", client)
+        response = await upstream.forward("PUT", "/connectors/a/config", "", b"{}", content_type.decode("latin-1"))
+    assert response.body == content_type
+
+
 @pytest.mark.parametrize("worker", ["http://worker1:8083", "http://worker2:8083"])
 async def test_a_created_resource_is_at_this_service(worker: str) -> None:
     """Location is an address of this service, also if the worker forwarded the request to another worker."""
