@@ -137,7 +137,7 @@ async def bootstrap(client: SocketClient, kafka_settings: KafkaSettings, log_aft
     finally:
         logging.cancel()
     raise BrokerNotAvailable(
-        f"kafka.bootstrap_servers={servers}: no broker reached within {kafka_settings.request_timeout_ms} ms: "
+        f"bootstrap servers {servers}: no broker reached within {kafka_settings.request_timeout_ms} ms: "
         f"{reason or 'no response'}"
     )
 
