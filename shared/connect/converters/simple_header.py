@@ -46,7 +46,8 @@ class SimpleHeaderConverter(HeaderConverter):
     """Text without its schema, which a reader infers.
 
     Digits, also with a sign, are read as the smallest integer type that fits, or else as a Decimal. A number with a
-    point or an exponent is read as a FLOAT64, or as a Decimal if it is too large.
+    point or an exponent is read as a FLOAT64, or as a Decimal if it is too large. A JSON array or object has no schema.
+    Kafka's converter also infers smaller types of such numbers, and schemas of arrays and maps.
     """
 
     kafka_class = "org.apache.kafka.connect.storage.SimpleHeaderConverter"
