@@ -147,6 +147,10 @@ class MemoryOffsetStore:
             self.cache.apply(key, value)
 
 
+JAVA_SERIALIZATION = b"\xac\xed"
+"""The first bytes of an object in Java's serialization, in which Kafka Connect's standalone worker stores offsets."""
+
+
 class FileOffsetStore(MemoryOffsetStore):
     """Stores the offsets of a standalone worker in one JSON file, which is replaced as a whole."""
 
@@ -164,6 +168,11 @@ class FileOffsetStore(MemoryOffsetStore):
             return
         except OSError as e:
             raise self._file_error(e.strerror) from None
+        if data.startswith(JAVA_SERIALIZATION):
+            raise self._file_error(
+                "a file of Kafka Connect, in Java's serialization: name a new file, and write the connectors' offsets "
+                "with PATCH /connectors/NAME/offsets"
+            )
         try:
             stored = decode_json(data or b"{}", dict[str, str])
             for key, value in stored.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared.common.errors import SerializationError
+from penstock.shared.common.errors import ConfigError, SerializationError
 from penstock.shared.connect.storage.offset_store import FileOffsetStore, OffsetCache
 
 
@@ -68,3 +68,11 @@ async def test_tasks_that_store_offsets_at_once_lose_none(tmp_path: Path) -> Non
     restarted = FileOffsetStore(file)
     await restarted.start()
     assert restarted.cache.raw() == offsets
+
+
+async def test_a_file_of_kafka_connect_is_named_in_the_error(tmp_path: Path) -> None:
+    """The offset file of Kafka Connect's standalone worker, a Java object, cannot be read."""
+    file = tmp_path / "offsets"
+    file.write_bytes(bytes.fromhex("aced00057372"))
+    with pytest.raises(ConfigError, match="Kafka Connect"):
+        await FileOffsetStore(file).start()
