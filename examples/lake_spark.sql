@@ -1,4 +1,5 @@
 -- The lake in Spark SQL, with Delta's extension, as docs/lake.md runs it: the variable folder is LAKE/APPLICATION.
+-- If keys are bytes, their column is key_bytes.
 -- The days with the most closed windows:
 SELECT to_date(window_end) AS day, count(*) AS windows, count(DISTINCT key) AS keys
 FROM delta.`${folder}/closed/${store}` GROUP BY day ORDER BY windows DESC;

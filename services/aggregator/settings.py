@@ -58,7 +58,7 @@ class CompactionSettings(Section):
     changelog_records_max: ChangelogRecordsMax = Field(
         default=CHANGELOG_RECORDS_MAX,
         description="most changelog records that one compaction reads; the next one follows at once. Halved after a "
-        "job that its timeout stopped after it began to read, doubled again after each success",
+        "job that began to read and failed before its commit, doubled again after each success",
     )
     kafka_timeout_ms: KafkaTimeoutMs = 60_000
     spark: SparkSettings = SparkSettings()
