@@ -67,6 +67,14 @@ class AllowedFiles:
             raise self._file_not_allowed_error(setting, given)
         return given
 
+    def contains(self, path: str) -> bool:
+        """Return whether a file or folder of this machine is allowed."""
+        try:
+            self._allowed_path("", path)
+        except ConfigError:
+            return False
+        return True
+
     def check(self, settings: Iterable[str], props: Mapping[str, str]) -> None:
         """Raises ConfigError if one of these settings names a path or URL that is not allowed."""
         for name in settings:

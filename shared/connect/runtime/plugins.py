@@ -9,16 +9,20 @@ API keep working.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any, cast
 
 from penstock.shared.common.errors import ConfigError, MissingExtra
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.user_modules import lacks_module
+from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from penstock.shared.connect.builtin import BUILTIN, builtin
 from penstock.shared.connect.connector import Connector, SinkConnector, SourceConnector
 from penstock.shared.connect.converter import Converter, HeaderConverter
@@ -86,6 +90,7 @@ class Plugins:
         """Add plugins: pairs of an additional name, such as an entry point's, or None, and the class."""
         self._descs: list[PluginDesc] = []
         self._by_name: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
+        self._data_files = AllowedFiles()
         for name, plugin in plugins:
             self.add(plugin, name)
 
@@ -114,6 +119,10 @@ class Plugins:
             for known in _names_of_plugin(plugin, kind, name):
                 self._by_name[kind].setdefault(known, plugin)
 
+    def import_nothing_from(self, data_files: AllowedFiles) -> None:
+        """Import no class by its path from files that connectors may write: the content of a topic would be code."""
+        self._data_files = data_files
+
     def listed(self, *, connectors_only: bool = True) -> list[dict[str, str]]:
         """Return the response to `GET /connector-plugins`: by kind, then by name."""
         order = list(KINDS)
@@ -126,10 +135,12 @@ class Plugins:
 
     def find(self, kind: str, name: str) -> type | None:
         """Return a plugin of a kind by any of its names, or by a class path that can be imported. Blanks around the
-        name are ignored, as in Java."""
+        name are ignored, as in Java. A class path is known from its import on."""
         name = name.strip()
         found = self._by_name[kind].get(name)
-        return found or _import_plugin_class(name, KINDS[kind])
+        if found is None and (found := _import_plugin_class(name, KINDS[kind], self._data_files)) is not None:
+            self._by_name[kind][name] = found
+        return found
 
     def any_kind(self, name: str) -> type | None:
         """Return the first plugin with this name, in the order of `KINDS`, or None."""
@@ -157,11 +168,14 @@ class Plugins:
         return cast(type[Connector], found)
 
     def config_of(self, name: str) -> tuple[type, str]:
-        """Return the class of a plugin, and the first of its kinds. Raises ConnectorNotFound for an unknown name."""
-        found = self.any_kind(name)
-        if found is None:
-            raise ConnectorNotFound(f"Unknown plugin {name}.")
-        return found, kinds_of(found)[0]
+        """Return the class of a plugin, and the first of its kinds. Raises ConnectorNotFound for an unknown name.
+
+        Nothing is imported: a request that only reads must not run a module's code.
+        """
+        for known in self._by_name.values():
+            if (found := known.get(name.strip())) is not None:
+                return found, kinds_of(found)[0]
+        raise ConnectorNotFound(f"Unknown plugin {name}.")
 
     def make(self, kind: str, name: str) -> Any:
         """Return a new instance. Raises ConfigError if there is no such plugin."""
@@ -188,18 +202,36 @@ def _names_of_plugin(plugin: type, kind: str, name: str | None) -> Iterator[str]
             yield known.removesuffix("Connector").rpartition(".")[2]
 
 
-def _import_plugin_class(path: str, base: type) -> type | None:
+def _import_plugin_class(path: str, base: type, data_files: AllowedFiles) -> type | None:
     module, _, name = path.replace(":", ".").rpartition(".")
     if not module or not all(part.isidentifier() for part in (*module.split("."), name)):
         return None
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        found = getattr(_import_code(module, data_files), name, None)
     except (Exception, SystemExit) as e:
         # A module may raise any error on import, and a script exits.
         if not lacks_module(e, module):
             log.warning("a plugin's module cannot be imported", module=module, error=str(e))
         return None
     return found if isinstance(found, type) and issubclass(found, base) and not inspect.isabstract(found) else None
+
+
+def _import_code(module: str, data_files: AllowedFiles) -> ModuleType:
+    """Import a module, and the packages around it. Raises ImportError if one of them is in a data file or folder."""
+    parts = module.split(".")
+    for count in range(1, len(parts) + 1):
+        # The import of a module runs the packages around it, so each is checked before the next one is searched.
+        name = ".".join(parts[:count])
+        if name in sys.modules:
+            continue
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        for file in (spec.origin, *(spec.submodule_search_locations or ())):
+            if file is not None and data_files.contains(file):
+                raise ImportError(f"{file} is data: connectors may write it ({FILES_ALLOWED})")
+        importlib.import_module(name)
+    return importlib.import_module(module)
 
 
 def _builtin_plugins() -> Iterator[tuple[str | None, type]]:

@@ -57,6 +57,7 @@ class Worker:
         self.offsets = offsets
         self.transformer = ConfigTransformer.of_worker(config["config.providers"], config.props)
         self._files = AllowedFiles(config[FILES_ALLOWED])
+        plugins.import_nothing_from(self._files)
         self._make_task = make_task
         self._clock = clock
         self._connectors: dict[str, WorkerConnector] = {}

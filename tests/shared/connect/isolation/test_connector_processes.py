@@ -80,7 +80,6 @@ async def isolating(**settings: str) -> AsyncIterator[Isolating]:
             "offset.flush.interval.ms": "50",
             "task.restart.backoff.ms": "10",
             "task.shutdown.graceful.timeout.ms": "60000",
-            "connect.files.allowed": "/",
             ISOLATION: "process",
             **{name.replace("_", "."): value for name, value in settings.items()},
         }
@@ -116,7 +115,7 @@ async def test_a_connector_and_its_tasks_live_in_one_process(tmp_path: Path) -> 
     """
     (tmp_path / "in").write_text("a\nb\n")
     props = config(FileStreamSourceConnector, tmp_path / "in")
-    async with isolating() as run:
+    async with isolating(connect_files_allowed=str(tmp_path)) as run:
         assert await run.start(props) is State.RUNNING
         made = await run.worker.connector_task_configs("c", props)
         assert [task["task.class"].rpartition(".")[2] for task in made] == ["FileStreamSourceTask"]
@@ -268,7 +267,7 @@ async def test_a_start_that_ends_the_process_is_retried(tmp_path: Path) -> None:
 
 async def test_a_start_whose_guard_is_killed_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the guard is killed before it has reported the process id, the connector fails and is restarted."""
-    async with isolating() as run:
+    async with isolating(connect_files_allowed=str(tmp_path)) as run:
         with monkeypatch.context() as changed:
             changed.setattr(child_process, "_GUARD_COMMAND", KILLED_AT_ONCE)
             async with asyncio.timeout(60):

@@ -12,6 +12,7 @@ import pytest
 import structlog.testing
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.allowed_files import FILES_ALLOWED
 from penstock.shared.connect.builtin import BUILTIN
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector, FileStreamSourceConnector
 from penstock.shared.connect.errors import ConnectorNotFound
@@ -25,7 +26,7 @@ from penstock.shared.connect.runtime.plugins import (
 )
 from penstock.shared.connect.runtime.worker_config import worker_config
 from tests.documents import ROOT
-from tests.shared.connect.harness import STRING
+from tests.shared.connect.harness import STRING, running
 from tests.shared.connect.recordings import recorded_requests
 
 PATH = "penstock.connect.connectors.FileStreamSinkConnector"
@@ -93,6 +94,38 @@ def test_a_module_that_exits_when_it_is_imported_has_no_plugin(tmp_path: Path, m
         "a plugin cannot be loaded": "SystemExit: usage: script_that_exits FILE",
         "a plugin's module cannot be imported": "usage: script_that_exits FILE",
     }
+
+
+@pytest.mark.parametrize("name", ["files.pwn.X", "files.X", "project_with_data.files.pwn.X", "linked.X"])
+async def test_the_content_of_a_topic_is_no_plugin(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class path is not imported from a file below a folder that connectors may write, also if this folder itself is
+    a package, and if a link leads there. The log names the file."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "project_with_data").mkdir()
+    (tmp_path / "project_with_data" / "files").symlink_to(tmp_path / "files")
+    (tmp_path / "linked.py").symlink_to(tmp_path / "files" / "pwn.py")
+    (tmp_path / "files").mkdir()
+    for file in ("pwn.py", "__init__.py"):
+        (tmp_path / "files" / file).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    async with running(connect_files_allowed=str(tmp_path / "files")) as run:
+        with structlog.testing.capture_logs() as logged:
+            assert run.worker.plugins.any_kind(name) is None
+    assert not (tmp_path / "ran").exists()
+    assert FILES_ALLOWED in logged[0]["error"]
+
+
+def test_only_a_config_imports_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings of a class are shown only if it is installed, or if a connector's config has named it before."""
+    (tmp_path / "own_connector.py").write_text(
+        "from penstock.connect.connectors import FileStreamSinkConnector\nclass Own(FileStreamSinkConnector): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins = Plugins([])
+    with pytest.raises(ConnectorNotFound):
+        plugins.config_of("own_connector.Own")
+    assert "own_connector" not in sys.modules
+    own = plugins.connector_class("own_connector.Own")
+    assert plugins.config_of("own_connector.Own") == (own, "sink")
 
 
 def test_plugins_are_listed_under_kafkas_names() -> None:
