@@ -21,6 +21,7 @@ import httpx
 import msgspec
 
 from penstock.shared.common.errors import DataError, RetriableError
+from penstock.shared.common.http_responses import ACCEPTED_ENCODING, UnreadableResponse, read_response
 from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import JSON_POINTER, InvalidJson, decode_json
 from penstock.shared.common.records import TopicPartition
@@ -55,7 +56,7 @@ ENDPOINT_ERRORS = (
 """Statuses, in addition to 3xx, that do not depend on the posted records. Other statuses, such as 404, 410 and 415, may
 be errors of a record."""
 BODY_BYTES_MAX = 64 << 20
-"""A larger response of a polled URL fails the task before it uses up memory."""
+"""A larger response of a polled URL, decompressed, fails the task before it uses up memory."""
 RETRY_AFTER_MAX_MS = 300_000
 WRITTEN_MAX = 10_000
 """Records of one offset that are remembered to detect repeats. If there are more, the others are written again."""
@@ -106,7 +107,8 @@ def make_http_client(values: Mapping[str, Any]) -> httpx.AsyncClient:
 
     The client's timeout applies to each read and write. The callers limit the whole request.
     """
-    headers = _parse_http_headers(values["http.headers"])
+    headers = httpx.Headers(ACCEPTED_ENCODING)
+    headers.update(_parse_http_headers(values["http.headers"]))
     auth = None
     if values["http.auth.type"] == "basic":
         auth = httpx.BasicAuth(values["http.auth.user"], values["http.auth.password"].value)
@@ -330,15 +332,13 @@ class HttpSourceTask(SourceTask):
         etag = self._etag[1] if self._etag[0] == url else None
         headers = {} if etag is None else {"If-None-Match": etag}
         async with self._client.stream("GET", url, headers=headers) as response:
-            body = bytearray()
-            async for chunk in response.aiter_bytes():
-                body += chunk
-                if len(body) > BODY_BYTES_MAX:
-                    raise ConnectError(f"the response has more than {BODY_BYTES_MAX} bytes")
-        if response.is_success:
-            self._etag = (url, response.headers.get("ETag"))
-        headers_kept = {name: v for name, v in response.headers.items() if name.lower() != "content-encoding"}
-        return httpx.Response(response.status_code, headers=headers_kept, content=bytes(body))
+            try:
+                read = await read_response(response, BODY_BYTES_MAX)
+            except UnreadableResponse as e:
+                raise ConnectError(str(e)) from e
+        if read.is_success:
+            self._etag = (url, read.headers.get("ETag"))
+        return read
 
     def _records_of_response(self, response: httpx.Response) -> list[SourceRecord]:
         try:

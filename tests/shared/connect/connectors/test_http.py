@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from decimal import Decimal
@@ -252,6 +253,19 @@ def test_a_response_that_is_not_json_is_an_error(body: bytes) -> None:
     task._values = {"records.pointer": ""}
     with pytest.raises(ConnectError, match="does not match the settings"):
         task._records_of_response(httpx.Response(200, content=body))
+
+
+async def test_a_response_that_is_compressed_twice_is_an_error() -> None:
+    """A few bytes that are compressed twice may be gigabytes: they fail the task before they use up memory."""
+    body = gzip.compress(gzip.compress(b"[1]"))
+    async with serving(lambda _request: (200, {"Content-Encoding": "gzip, gzip"}, body)) as server:
+        task = HttpSourceTask()
+        task.context = WorkerSourceTaskContext({}, AllowedFiles(), StoredOffsetReader(Store(), "c"))
+        await task.start({"http.url": server.url, "topic": "t"})
+        with pytest.raises(ConnectError, match="Content-Encoding"):
+            await task.poll()
+        assert server.requests[0].headers["accept-encoding"] == "gzip"
+        await task.stop()
 
 
 @pytest.mark.parametrize("offset_pointer", ["", "/id"])
