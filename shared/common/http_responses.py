@@ -50,5 +50,10 @@ async def read_response(response: httpx.Response, bytes_max: int) -> httpx.Respo
             inflater.close()
     except CorruptBody as e:
         raise httpx.DecodingError(str(e), request=response.request) from None
+    return with_body(response, bytes(body))
+
+
+def with_body(response: httpx.Response, body: bytes) -> httpx.Response:
+    """Return a response with another body, which is not compressed."""
     headers = {name: value for name, value in response.headers.items() if name.lower() != "content-encoding"}
-    return httpx.Response(response.status_code, headers=headers, content=bytes(body))
+    return httpx.Response(response.status_code, headers=headers, content=body)

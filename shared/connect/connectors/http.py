@@ -21,7 +21,7 @@ import httpx
 import msgspec
 
 from penstock.shared.common.errors import DataError, RetriableError
-from penstock.shared.common.http_responses import ACCEPTED_ENCODING, UnreadableResponse, read_response
+from penstock.shared.common.http_responses import ACCEPTED_ENCODING, UnreadableResponse, read_response, with_body
 from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import JSON_POINTER, InvalidJson, decode_json
 from penstock.shared.common.records import TopicPartition
@@ -57,6 +57,9 @@ ENDPOINT_ERRORS = (
 be errors of a record."""
 BODY_BYTES_MAX = 64 << 20
 """A larger response of a polled URL, decompressed, fails the task before it uses up memory."""
+REPLY_BYTES_MAX = 1 << 20
+"""The sink reads no more of a response: it needs the status, and the beginning of an error. A response that is read to
+its end keeps the connection open."""
 RETRY_AFTER_MAX_MS = 300_000
 WRITTEN_MAX = 10_000
 """Records of one offset that are remembered to detect repeats. If there are more, the others are written again."""
@@ -187,11 +190,7 @@ class HttpSinkTask(SinkTask):
     async def _send_batch(self, batch: list[SinkRecord]) -> None:
         try:
             async with asyncio.timeout(self._values["request.timeout.ms"] / 1000):
-                response = await self._client.request(
-                    self._values["http.method"],
-                    self._values["http.url"].replace("${topic}", quote(batch[0].topic, safe="")),
-                    content=self._encode_request_body(batch),
-                )
+                response = await self._send_request(batch)
         except (httpx.HTTPError, TimeoutError) as e:
             self._delay_next_request(self._values["retry.backoff.ms"])
             raise self._retries.failed(_request_failure(e, self._values["request.timeout.ms"])) from e
@@ -208,6 +207,15 @@ class HttpSinkTask(SinkTask):
             await self._reject_batch(batch, DataError(f"HTTP {response.status_code}: {response.text[:200]}"))
         else:
             self._note_posted_offsets(batch)
+
+    async def _send_request(self, batch: list[SinkRecord]) -> httpx.Response:
+        url = self._values["http.url"].replace("${topic}", quote(batch[0].topic, safe=""))
+        content = self._encode_request_body(batch)
+        async with self._client.stream(self._values["http.method"], url, content=content) as response:
+            try:
+                return await read_response(response, REPLY_BYTES_MAX)
+            except UnreadableResponse as e:
+                return with_body(response, str(e).encode())
 
     def _delay_next_request(self, wait_ms: int) -> None:
         self._next_request_s = asyncio.get_running_loop().time() + wait_ms / 1000

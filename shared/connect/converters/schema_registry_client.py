@@ -17,10 +17,13 @@ import httpx
 
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import DataError, RetriableError
+from penstock.shared.common.http_responses import ACCEPTED_ENCODING, UnreadableResponse, read_response
 from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
+RESPONSE_BYTES_MAX = 16 << 20
+"""A larger response is an error: a schema is a record of the registry's topic, by default of at most 1 MiB."""
 TRIES = 3
 BACKOFF = ExponentialBackoff(200, 1_000)
 REFERENCES_MAX = 1_000
@@ -106,6 +109,8 @@ class RegistryClient:
                 except httpx.HTTPError as e:
                     message = f"{type(e).__name__}: {e}"
                     continue
+                except UnreadableResponse as e:
+                    raise DataError(f"the schema registry's response to {method} {path} cannot be read: {e}") from e
                 status = response.status_code
                 if status < httpx.codes.INTERNAL_SERVER_ERROR and status != httpx.codes.TOO_MANY_REQUESTS:
                     return _accepted_registry_body(response, f"{method} {path}")
@@ -113,17 +118,20 @@ class RegistryClient:
         raise RetriableError(f"the schema registry did not answer {method} {path}: {message}")
 
     async def _send_to_registry(self, method: str, url: str, body: dict[str, Any] | None) -> httpx.Response:
-        headers = {"Accept": CONTENT_TYPE, "Content-Type": CONTENT_TYPE}
+        headers = {"Accept": CONTENT_TYPE, "Content-Type": CONTENT_TYPE, **ACCEPTED_ENCODING}
         if self._access.token:
             headers["Authorization"] = f"Bearer {self._access.token}"
         user, _, password = self._access.user.partition(":")
         # Without credentials here, the user and password in the URL apply. The user may be empty.
         auth = httpx.BasicAuth(user, password) if self._access.user else None
         timeout_s = self._access.timeout_ms / 1000
-        async with httpx.AsyncClient(
-            auth=auth, headers=headers, timeout=timeout_s, verify=client_tls(), trust_env=False
-        ) as client:
-            return await client.request(method, url, json=body)
+        async with (
+            httpx.AsyncClient(
+                auth=auth, headers=headers, timeout=timeout_s, verify=client_tls(), trust_env=False
+            ) as client,
+            client.stream(method, url, json=body) as response,
+        ):
+            return await read_response(response, RESPONSE_BYTES_MAX)
 
 
 def _accepted_registry_body(response: httpx.Response, request: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pytest
 from penstock.shared.common.errors import ConfigError, DataError, RetriableError
 from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.connectors.http import (
+    REPLY_BYTES_MAX,
     HttpSinkConnector,
     HttpSinkTask,
     HttpSourceConnector,
@@ -86,7 +87,7 @@ class Answers(httpx.AsyncBaseTransport):
         body = await request.aread()
         self.requests.append(Request(request.method, request.url.path, dict(request.headers), body))
         status, headers, content = self._respond(self.requests[-1])
-        return httpx.Response(status, headers=headers, content=content)
+        return httpx.Response(status, headers=headers, stream=httpx.ByteStream(content))
 
 
 @pytest.mark.parametrize(
@@ -244,6 +245,19 @@ def test_an_error_of_the_endpoint_is_not_an_error_of_the_records(status: int) ->
         assert reporter.reported == []
 
     virtual_time.run(put_records())
+
+
+@pytest.mark.parametrize("encoding", ["", "gzip, gzip"])
+async def test_a_response_that_is_not_read_has_its_status(encoding: str) -> None:
+    """The sink reads a large response, or one in an unsupported encoding, only as far as needed. The records of a
+    successful request are posted, and an error is reported with its status."""
+    statuses = [200, 422]
+    headers = {"Content-Encoding": encoding}
+    server = Answers(lambda _request: (statuses.pop(0), headers, bytes(REPLY_BYTES_MAX + 1)))
+    task = await started_sink(server, Context())
+    await task.put(records(A, 0, 1))
+    with pytest.raises(ConnectError, match=r"HTTP 422: the response has (more than|the Content-Encoding)"):
+        await task.put(records(A, 1, 2))
 
 
 @pytest.mark.parametrize("body", [b"{", b'"\xff"', b"[" * 100_000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import ssl
 from pathlib import Path
 
@@ -164,6 +165,16 @@ async def test_retriable_failures_are_retried() -> None:
             await client.by_id(id)
     with pytest.raises(RetriableError, match="ConnectError"):
         await client.by_id(id)
+
+
+async def test_a_larger_response_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A response with more than the limit after decompression is a DataError and is not retried."""
+    monkeypatch.setattr(schema_registry_client, "RESPONSE_BYTES_MAX", 100)
+    async with schema_registry() as server:
+        server.failing.append((200, {"Content-Encoding": "gzip"}, gzip.compress(b" " * 200)))
+        with pytest.raises(DataError, match=r"GET /schemas/ids/1 .* more than 100 bytes"):
+            await RegistryClient(RegistryAccess((server.url,))).by_id(1)
+        assert len(server.requested) == 1
 
 
 async def test_errors_have_the_registrys_message() -> None:
