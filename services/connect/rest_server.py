@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from penstock.api.settings import Credential, check_secrets, is_loopback
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings
-from penstock.shared.connect.redaction import VARIABLE
+from penstock.shared.connect.redaction import variables_in
 from penstock.shared.connect.runtime.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def guarded_rest_app(app: StartingApp, config: WorkerConfig, http: HttpSettings)
     """
     for name in ("rest.auth.token", "rest.auth.users"):
         # Its text, which anyone can guess, would be the secret.
-        if VARIABLE.search(config[name].value):
+        if variables_in(config[name].value):
             raise ConfigError(f"{name}: the variable has no value, or config.providers does not name its provider")
     token = SecretStr(config["rest.auth.token"].value) if config["rest.auth.token"].value else None
     users: dict[str, Credential] = {}

@@ -27,7 +27,14 @@ from pathlib import Path
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.properties import parse_properties
-from penstock.shared.connect.redaction import VARIABLE, Mask, defining, redacted_value, secrets_in
+from penstock.shared.connect.redaction import (
+    Mask,
+    defining,
+    redacted_value,
+    replace_variables,
+    secrets_in,
+    variables_in,
+)
 
 MASKED_LENGTH_MIN = 4
 """Shorter values are not masked in texts about other settings: they may be parts of words."""
@@ -220,7 +227,7 @@ class ConfigTransformer:
 
         These are the resolved value, the passwords in it, and the value of each variable in it.
         """
-        found = {self._value_of_variable(match) or "": match[0] for match in VARIABLE.finditer(text)}
+        found = {self._value_of_variable(match) or "": match[0] for match in variables_in(text)}
         resolved = self._resolve_variables(text)
         found[resolved] = redacted_value(name, text, plugin)
         # A variable's value may contain a password, and it may be a part of a password.
@@ -238,4 +245,4 @@ class ConfigTransformer:
             value = self._value_of_variable(match)
             return match[0] if value is None else value
 
-        return VARIABLE.sub(resolve_variable, text)
+        return replace_variables(text, resolve_variable)

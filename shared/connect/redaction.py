@@ -21,7 +21,7 @@ stays in force.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
@@ -39,18 +39,23 @@ IDENTIFIERS = re.compile(r"access[_.]key[_.]id$")
 """The end of a name whose setting is not secret, unless the rest of the name contains a secret word."""
 PLUGINS_MAX = 1_000
 """How many plugins' types of settings are cached."""
-VARIABLE = re.compile(r"\$\{([^}:]+):(?:([^}]*):)?([^}:]*)\}")
-"""A variable of a config: `${provider:[path:]key}`."""
+_VARIABLE = re.compile(r"\$\{(?=[^}:])(?:([^}:]+):(?:([^}]*):)?([^}:]*)\}|[^}]*\}?)")
+"""A variable of a config, `${provider:[path:]key}`, or a text from `${` to the next `}` or to the end that is none.
+
+In the second case the first group is None. Such a text is matched too, since a search that began at each `${` in it
+would take quadratic time.
+"""
 _ANY_VARIABLE = r"\$\{[^{}]*\}"
 _DOLLAR = rf"(?!{_ANY_VARIABLE})\$"
-# A ":" or "/" in a variable separates nothing: `http://${env:USER}:${file:/secrets:key}@host`.
-USER_INFO = re.compile(
-    rf"(?<=://)((?:{_ANY_VARIABLE}|{_DOLLAR}|[^\s:/?#@$])*):((?:{_ANY_VARIABLE}|{_DOLLAR}|[^\s/?#$])+)@"
+# A ":" or "/" in a variable separates nothing: `http://${env:USER}:${file:/secrets:key}@host`. Elsewhere a variable is
+# matched as a whole, since a search that began in each of them would take quadratic time.
+_USER_INFO = re.compile(
+    rf"(?<=://)((?:{_ANY_VARIABLE}|{_DOLLAR}|[^\s:/?#@$])*):((?:{_ANY_VARIABLE}|{_DOLLAR}|[^\s/?#$])+)@|{_ANY_VARIABLE}"
 )
-PARAMETER = re.compile(
-    r"([?&;](?:[\w.\-]*(?:password|passwd|pwd|secret|token|credential|signature|api[._\-]?key|access[._\-]?key)[\w.\-]*"
-    r"|sig)=)([^&;#\s]+)",
-    re.IGNORECASE,
+_SECRET_WORD = "(?:password|passwd|pwd|secret|token|credential|signature|api[._\\-]?key|access[._\\-]?key)"  # noqa: S105
+# The part before the first secret word is possessive: a name with many of these words would take quadratic time.
+_PARAMETER = re.compile(
+    rf"([?&;](?:(?:(?!{_SECRET_WORD})[\w.\-])*+{_SECRET_WORD}[\w.\-]*|sig)=)([^&;#\s]+)", re.IGNORECASE
 )
 
 
@@ -87,9 +92,21 @@ def without_passwords(text: str) -> str:
     >>> without_passwords("jdbc:postgresql://db/shop?user=ann&password=${env:PASSWORD}")
     'jdbc:postgresql://db/shop?user=ann&password=${env:PASSWORD}'
     """
-    if "://" not in text:
-        return text
-    return PARAMETER.sub(_redact_parameter, USER_INFO.sub(lambda found: f"{_redact_url_password(found)}@", text))
+    return _replace_passwords(text, lambda password: HIDDEN if _has_literal_text(password) else password)
+
+
+def variables_in(text: str) -> list[re.Match[str]]:
+    """Return the variables `${provider:[path:]key}` of a text. Their groups are the provider, path and key.
+
+    >>> [found.groups() for found in variables_in("${env:A}/${file:/a:b:C} ${D} ${env:E")]
+    [('env', None, 'A'), ('file', '/a:b', 'C')]
+    """
+    return [found for found in _VARIABLE.finditer(text) if found[1]]
+
+
+def replace_variables(text: str, replace: Callable[[re.Match[str]], str]) -> str:
+    """Return the text with each of its variables replaced."""
+    return _VARIABLE.sub(lambda found: replace(found) if found[1] else found[0], text)
 
 
 def secrets_in(name: str, value: str, plugin: type | None) -> dict[str, str]:
@@ -110,20 +127,34 @@ def passwords_in(text: str) -> list[str]:
     >>> passwords_in("http://ann:[hidden]@api/items?api_key=k3y&page=1")
     ['[hidden]', 'k3y']
     """
-    return [found[2] for pattern in (USER_INFO, PARAMETER) for found in pattern.finditer(text)] if "://" in text else []
+    found: list[str] = []
+
+    def keep(password: str) -> str:
+        found.append(password)
+        return password
+
+    _replace_passwords(text, keep)
+    return found
 
 
-def _redact_url_password(found: re.Match[str]) -> str:
-    return f"{found[1]}:{HIDDEN if _has_literal_text(found[2]) else found[2]}"
+def _replace_passwords(text: str, replace: Callable[[str], str]) -> str:
+    """Return the text with each password in its URLs replaced."""
+    if "://" not in text:
+        return text
 
+    def replace_in_user_info(found: re.Match[str]) -> str:
+        if found[2] is None:
+            # A variable may contain a URL, but no other variable.
+            return "$" + _USER_INFO.sub(replace_in_user_info, found[0][1:])
+        return f"{found[1]}:{replace(found[2])}@"
 
-def _redact_parameter(found: re.Match[str]) -> str:
-    return f"{found[1]}{HIDDEN}" if _has_literal_text(found[2]) else found[0]
+    text = _USER_INFO.sub(replace_in_user_info, text)
+    return _PARAMETER.sub(lambda found: found[1] + replace(found[2]), text)
 
 
 def _has_literal_text(value: str) -> bool:
     """Return whether a value has text, other than white space, that is not part of a variable."""
-    return bool(VARIABLE.sub("", value).strip())
+    return bool(replace_variables(value, lambda _: "").strip())
 
 
 @lru_cache(PLUGINS_MAX)

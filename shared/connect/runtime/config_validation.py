@@ -24,7 +24,7 @@ from penstock.shared.connect.config_def import (
 )
 from penstock.shared.connect.connector import Connector, ExactlyOnceSupport, SinkConnector, SourceConnector
 from penstock.shared.connect.properties import with_prefix
-from penstock.shared.connect.redaction import VARIABLE, hidden, without_passwords
+from penstock.shared.connect.redaction import hidden, variables_in, without_passwords
 from penstock.shared.connect.runtime.client_settings import consumer_settings, producer_settings, rejected_overrides
 from penstock.shared.connect.runtime.connector_config import (
     CONVERTER_KINDS,
@@ -89,7 +89,7 @@ def require_connector_class(props: Mapping[str, str]) -> str:
         shown = ", ".join(f"{name}={hidden(name, value)}" for name, value in sorted(props.items()))
         raise ConfigError(f"Connector config {{{shown}}} contains no connector type")
     # The leader decides by the class whether it fences producers. It does so without the values of variables.
-    if VARIABLE.search(given):
+    if variables_in(given):
         raise ConfigError(f"connector.class cannot contain a variable: {given}")
     return given
 
