@@ -4,6 +4,8 @@
 ('app-changelog', 'clicks-late', 'clicks-dlq')
 >>> is_internal("clicks-late"), is_internal("__consumer_offsets"), is_internal("late-clicks")
 (True, True, False)
+>>> is_internal("connect-configs"), is_internal("connect-clicks")
+(True, False)
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ DEAD_LETTER_SUFFIX = "-dlq"
 REPARTITION_SUFFIX = "-repartition"
 INSTANCES_SUFFIX = "-instances"
 OWN_SUFFIXES = (CHANGELOG_SUFFIX, LATE_SUFFIX, DEAD_LETTER_SUFFIX, REPARTITION_SUFFIX, INSTANCES_SUFFIX)
+CONNECT_STORAGE_TOPICS = frozenset({"connect-configs", "connect-offsets", "connect-status"})
+"""The usual names of a Connect cluster's three storage topics. A record in the first one creates a connector."""
 KAFKA_PREFIX = "__"
 TOPIC_NAME_MAX = 249
 APPLICATION_ID = r"^[A-Za-z0-9._-]*[A-Za-z0-9_-][A-Za-z0-9._-]*$"
@@ -73,5 +77,8 @@ def dead_letter_topic(topic: str) -> str:
 
 
 def is_internal(topic: str) -> bool:
-    """Whether a topic's name has Kafka's prefix for internal topics (`__`), or a suffix of Penstock's own topics."""
-    return topic.startswith(KAFKA_PREFIX) or topic.endswith(OWN_SUFFIXES)
+    """Whether a topic is internal by its name.
+
+    Such a name has Kafka's prefix (`__`) or a suffix of Penstock's own topics, or is one of CONNECT_STORAGE_TOPICS.
+    """
+    return topic.startswith(KAFKA_PREFIX) or topic.endswith(OWN_SUFFIXES) or topic in CONNECT_STORAGE_TOPICS

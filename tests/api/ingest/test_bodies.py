@@ -218,6 +218,7 @@ async def test_a_line_over_the_limit_fails_alone(producer: Any) -> None:
         ("/v1/topics/closed/events", NDJSON, 403, "TOPIC_NOT_ALLOWED"),
         ("/v1/topics/__consumer_offsets/events", NDJSON, 403, "TOPIC_NOT_ALLOWED"),
         ("/v1/topics/app-changelog/events", NDJSON, 403, "TOPIC_NOT_ALLOWED"),
+        ("/v1/topics/connect-configs/events", NDJSON, 403, "TOPIC_NOT_ALLOWED"),
         (URL, {"Content-Type": "text/plain"}, 415, "UNSUPPORTED_MEDIA_TYPE"),
         (URL, {}, 415, "UNSUPPORTED_MEDIA_TYPE"),
         (URL, NDJSON | {"Content-Encoding": "br"}, 415, "UNSUPPORTED_CONTENT_ENCODING"),
@@ -231,6 +232,7 @@ async def test_an_invalid_request_is_a_4xx(
     """Unknown and forbidden topics and unsupported bodies are rejected before the body is read."""
     producer.logs["__consumer_offsets"] = [[]]
     producer.logs["app-changelog"] = [[]]
+    producer.logs["connect-configs"] = [[]]
     response = await Service(producer, topics={"closed": {"allowed": False}}).post(b"1\n", headers, url)
     assert (response.status_code, response.json()["error_code"]) == (status, code)
     assert producer.batches == []

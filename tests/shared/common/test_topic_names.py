@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.services.local.connect_worker import worker_properties
+from penstock.services.local.settings import ConnectWorkerSettings
 from penstock.shared.common.errors import InvalidTopic
 from penstock.shared.common.topic_names import (
+    CONNECT_STORAGE_TOPICS,
     TOPIC_NAME_MAX,
     changelog_topic,
     check_topic_name,
@@ -26,6 +29,13 @@ def test_default_topics_of_a_topology_are_internal() -> None:
     names = {source.late, source.dead_letters, StreamsSettings(application_id="clicks").changelog_topic}
     assert names == {late_topic("clicks"), dead_letter_topic("clicks"), changelog_topic("clicks")}
     assert all(map(is_internal, names))
+
+
+def test_storage_topics_of_the_local_connect_worker_are_internal() -> None:
+    """The topics in which the worker of `penstock up` stores configs, offsets and statuses are internal."""
+    properties = worker_properties(ConnectWorkerSettings())
+    assert {properties[f"{store}.storage.topic"] for store in ("config", "offset", "status")} == CONNECT_STORAGE_TOPICS
+    assert all(map(is_internal, CONNECT_STORAGE_TOPICS))
 
 
 @pytest.mark.parametrize("topic", ["clicks", "late", "dlq-clicks", "clicks-late-2", "_clicks"])
