@@ -11,6 +11,9 @@ parses them. A segment ends at the end of a head, of a body, or of the received 
 3. Bytes after a request that is not answered yet are buffered unparsed. The connection is not read until the response
    is complete. The buffer holds at most one read (256 KiB).
 
+A client that reads nothing of its responses for WRITE_TIMEOUT_MS is disconnected. A close alone would wait until the
+client has read the bytes that are already written. So the connection is aborted.
+
 The app may answer a request before the request's body has arrived. Then the rest of the body is discarded. The
 keep-alive timeout counts from the response, so a body that is too slow closes the connection.
 
@@ -41,6 +44,10 @@ log = get_logger(__name__)
 HEAD_TIMEOUT_MS = 10_000
 """The time from the start of a connection, or the first byte of a request, to the end of the head. Without it a slow
 client would hold its connection forever."""
+
+WRITE_TIMEOUT_MS = 60_000
+"""How long a client may read nothing of a response. It is the default of nginx's `send_timeout`. Without it a client
+that never reads would hold its connection forever."""
 
 HEADERS_MAX = 256
 """The most header fields of one request, trailers included: each needs about 150 bytes in addition to its own."""
@@ -92,6 +99,7 @@ class GuardedHttp(HttpToolsProtocol):
         super().__init__(*args, **options)
         self._reading = Reading.START
         self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._in_request_line = True
         self._header_count = 0
@@ -118,6 +126,9 @@ class GuardedHttp(HttpToolsProtocol):
         """Expect a head."""
         super().connection_made(transport)
         self.flow = _Flow(transport)
+        # Writing is paused while any byte is buffered, so `pause_writing` sees each response that waits for its client.
+        # With high=0, TLS would pause without a byte.
+        transport.set_write_buffer_limits(high=1, low=0)
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
@@ -132,12 +143,23 @@ class GuardedHttp(HttpToolsProtocol):
             self._read_segments(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer and drop the unparsed bytes."""
+        """Stop the timers and drop the unparsed bytes."""
         self._stop_waiting()
+        self._stop_write_timer()
         self._unread = b""
         # The rest of a body cannot arrive any more, so uvicorn may stop the keep-alive timer.
         self._reading = Reading.START
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Expect the client to read."""
+        super().pause_writing()
+        self._expect_reads()
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        super().resume_writing()
+        self._stop_write_timer()
 
     # Segments
 
@@ -338,6 +360,23 @@ class GuardedHttp(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _expect_reads(self) -> None:
+        buffered = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(WRITE_TIMEOUT_MS / 1000, self._abort_if_unread, buffered)
+
+    def _abort_if_unread(self, buffered: int) -> None:
+        """Abort the connection if it still buffers as many bytes. Nothing is written while bytes are buffered."""
+        if self.transport.get_write_buffer_size() < buffered:
+            self._expect_reads()
+        else:
+            self._write_timer = None
+            self.transport.abort()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _close_slow_connection(self) -> None:
         self._head_timer = None

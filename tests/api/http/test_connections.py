@@ -309,6 +309,28 @@ async def test_an_incomplete_head_times_out(monkeypatch: pytest.MonkeyPatch) -> 
         await server.stop(1_000)
 
 
+@pytest.mark.parametrize("reads", [True, False], ids=["late", "never"])
+async def test_a_client_that_reads_nothing_is_disconnected(reads: bool) -> None:
+    """A connection is aborted if its client reads nothing of a response for a time, but not if it reads slowly."""
+    async with serving(Site()) as site, Client.to(site) as client:
+        await client.send(OK)
+        await client.response()
+        connection = site.connection
+        assert connection._write_timer is None
+        # More than the buffers of the sockets and of the client hold.
+        connection.transport.write(b"a" * 50_000_000)
+        assert connection._write_timer is not None
+        buffered = connection.transport.get_write_buffer_size()
+        connection._abort_if_unread(buffered + reads)
+        async with asyncio.timeout(10):
+            if reads:
+                await client.reader.readexactly(50_000_000)
+                assert connection._write_timer is None
+            else:
+                with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                    await client.reader.readexactly(50_000_000)
+
+
 EARLY = b"POST /ok HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n"
 """A head that is answered without its body if the app requires a token."""
 
