@@ -26,8 +26,9 @@ after its head, so a second parser reads its body.
 from __future__ import annotations
 
 import asyncio
+import re
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 import httptools
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
@@ -35,7 +36,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from penstock.api.http.auth import SECURITY_HEADERS
 from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.status_codes import BAD_REQUEST, REQUEST_HEADER_FIELDS_TOO_LARGE, URI_TOO_LONG
+from penstock.api.http.status_codes import (
+    BAD_REQUEST,
+    NOT_IMPLEMENTED,
+    REQUEST_HEADER_FIELDS_TOO_LARGE,
+    URI_TOO_LONG,
+)
 from penstock.api.http.unread_response import CONNECTION
 from penstock.shared.common.log import get_logger
 
@@ -61,7 +67,11 @@ DISCARDED_BYTES_MAX = 1_048_576
 HEAD_END = b"\r\n\r\n"
 OVERLAP = len(HEAD_END) - 1
 
+HOST = re.compile(rb"(\[[^][/?#@\s]*\]|[^][:/?#@\s]*)(:[0-9]*)?")
+"""A host and an optional port (RFC 9110, section 7.2), without user information."""
+
 MALFORMED = ErrorKind(BAD_REQUEST, "MALFORMED_REQUEST", "Not an HTTP request")
+UNKNOWN_CODING = ErrorKind(NOT_IMPLEMENTED, "UNSUPPORTED_TRANSFER_ENCODING", "Transfer-Encoding not supported")
 REQUEST_LINE_TOO_LONG = ErrorKind(URI_TOO_LONG, "URI_TOO_LONG", "Request line too long")
 HEAD_TOO_LARGE = ErrorKind(REQUEST_HEADER_FIELDS_TOO_LARGE, "HEAD_TOO_LARGE", "Request head too large")
 
@@ -103,6 +113,7 @@ class GuardedHttp(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_request_line = True
         self._header_count = 0
+        self._has_host = False
         # An empty line may have begun at the end of the last segment.
         self._last_bytes = b""
         # This is the field Content-Length or Transfer-Encoding. It is empty if the request has neither.
@@ -228,6 +239,7 @@ class GuardedHttp(HttpToolsProtocol):
         """A request line begins."""
         self._reading = Reading.HEAD
         self._header_count = 0
+        self._has_host = False
         self._body_left = None
         if not self._hides_head:
             self._body_header = b""
@@ -243,16 +255,28 @@ class GuardedHttp(HttpToolsProtocol):
         """A header field, or a trailer."""
         self._header_count += 1
         if self._header_count > HEADERS_MAX:
-            self._rejection = Problem(HEAD_TOO_LARGE, f"the request has more than {HEADERS_MAX} header fields")
-            # The parser stops at this error. Then uvicorn calls `send_400_response`.
-            raise ValueError("too many header fields")
+            self._reject_head(Problem(HEAD_TOO_LARGE, f"the request has more than {HEADERS_MAX} header fields"))
         if self._reading is Reading.BODY:
             return
-        if name.lower() in (b"content-length", b"transfer-encoding"):
+        lower_name = name.lower()
+        if lower_name == b"host":
+            # RFC 9112, section 3.2
+            if self._has_host or HOST.fullmatch(value) is None:
+                self._reject_head(Problem(MALFORMED, "the request needs one Host, of the form host or host:port"))
+            self._has_host = True
+        elif lower_name == b"transfer-encoding" and value.lower() != b"chunked":
+            # RFC 9112, section 6.1. The parser would ignore a coding before `chunked`.
+            self._reject_head(Problem(UNKNOWN_CODING, "the only supported transfer coding is chunked"))
+        if lower_name in (b"content-length", b"transfer-encoding"):
             self._body_header = name + b": " + value
             self._body_left = int(value) if value.isdigit() else None
         if not self._hides_head:
             super().on_header(name, value)
+
+    def _reject_head(self, problem: Problem) -> NoReturn:
+        self._rejection = problem
+        # The parser stops at this error. Then uvicorn calls `send_400_response`.
+        raise ValueError(problem.detail)
 
     def on_headers_complete(self) -> None:
         """A request is handed to the app."""

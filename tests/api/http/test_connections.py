@@ -519,13 +519,38 @@ async def test_the_body_of_a_request_with_an_upgrade_is_read(framing: bytes, bod
     assert site.bodies == [b"a\r\nbc", b""]
 
 
-async def test_a_malformed_request_is_a_400() -> None:
-    """A malformed request is a 400 problem, and the connection is closed."""
+@pytest.mark.parametrize(
+    ("request_head", "expected"),
+    [
+        (b"GET / SPDY", (400, "MALFORMED_REQUEST")),
+        (b"GET /ok HTTP/1.1\r\nHost: localhost\r\nHost: localhost", (400, "MALFORMED_REQUEST")),
+        (b"GET /ok HTTP/1.1\r\nHost: 127.0.0.1:80@evil", (400, "MALFORMED_REQUEST")),
+        (
+            b"POST /ok HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked",
+            (501, "UNSUPPORTED_TRANSFER_ENCODING"),
+        ),
+        (
+            b"POST /ok HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
+            (501, "UNSUPPORTED_TRANSFER_ENCODING"),
+        ),
+    ],
+)
+async def test_a_request_that_is_not_understood_is_rejected(request_head: bytes, expected: tuple[int, str]) -> None:
+    """A malformed request is a 400 problem, one in an unknown coding a 501, and the connection is closed."""
     async with serving(Site()) as site, Client.to(site) as client:
-        await client.send(b"GET / SPDY\r\n\r\n")
+        await client.send(request_head + b"\r\n\r\n")
         status, _, body = await client.response()
         assert await client.ended() == b""
-    assert (status, json.loads(body)["error_code"]) == (400, "MALFORMED_REQUEST")
+    assert (status, json.loads(body)["error_code"]) == expected
+    assert site.headers == []
+
+
+@pytest.mark.parametrize("host", [b"", b"localhost:", b"[::1]:8080", b"my_host.example"])
+async def test_a_host_may_have_a_port(host: bytes) -> None:
+    """A Host field may be empty, a name or an address, and may have a port. Pipelined requests have one each."""
+    async with serving(Site()) as site, Client.to(site) as client:
+        await client.send(b"GET /v3/clusters HTTP/1.1\r\nHost: %s\r\n\r\n" % host * 2)
+        assert [(await client.response())[0] for _ in range(2)] == [200, 200]
 
 
 async def test_a_rejected_client_that_keeps_sending_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
