@@ -10,17 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import math
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api.http.connection_guard import guarded_http
+from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.log import get_logger
+from penstock.shared.common.repeated_failure import RepeatedFailure
 from penstock.shared.common.settings import HttpSettings
 
 log = get_logger(__name__)
@@ -30,11 +34,56 @@ CONCURRENT_REQUESTS_MAX = 2_000
 """With this many connections or requests, uvicorn answers every new request with 503. Each request may buffer
 `max_body_bytes`."""
 
+OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""The errors of `accept` after which asyncio pauses a listening socket."""
+
 GRACE_MS = 10_000
 
 KEEP_ALIVE_S = 30
 """How long a connection stays open after a response without another request: longer than in clients' pools. Otherwise a
 client could send into a connection that is being closed."""
+
+
+class _NotAccepted(OSError):
+    """The process or the system has too few file descriptors or buffers for a connection. It is already logged."""
+
+
+class ListeningSocket(socket.socket):
+    """A listening socket that logs seldom that file descriptors are missing.
+
+    When `accept` fails for want of them, asyncio pauses the socket for a second. Before, it calls `accept` as often as
+    the backlog is long, and logs each failure with a traceback. So the call after a failure reports that no connection
+    waits, which ends asyncio's loop.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._has_just_failed = False
+        self._failure = RepeatedFailure()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self._has_just_failed:
+            self._has_just_failed = False
+            raise BlockingIOError
+        try:
+            accepted = super().accept()
+        except OSError as e:
+            if e.errno not in OUT_OF_RESOURCES:
+                raise
+            self._has_just_failed = True
+            if (fields := self._failure.failed(SYSTEM_CLOCK.monotonic_ms())) is not None:
+                log.warning("cannot accept connections", error=e.strerror, **fields)
+            raise _NotAccepted(e.errno, e.strerror) from None
+        if self._failure.is_failing and (fields := self._failure.succeeded(SYSTEM_CLOCK.monotonic_ms())) is not None:
+            log.info("accepts connections again", **fields)
+        return accepted
+
+
+def _is_not_logged_yet(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], _NotAccepted)
+
+
+logging.getLogger("asyncio").addFilter(_is_not_logged_yet)
 
 
 class _Uvicorn(uvicorn.Server):
@@ -172,7 +221,7 @@ def url_of(host: str, port: int) -> str:
 
 def _bind_unix(path: Path) -> socket.socket:
     """Return a socket that is bound to this path. Raises ConfigError if it cannot be bound."""
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    bound = ListeningSocket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # A killed process leaves its socket file behind.
         path.unlink(missing_ok=True)
@@ -194,7 +243,7 @@ def _bind_socket(settings: HttpSettings) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        bound = socket.socket(family, kind, protocol)
+        bound = ListeningSocket(family, kind, protocol)
     except OSError as e:
         raise ConfigError(f"http.host: {settings.host}: {e.strerror}") from None
     try:

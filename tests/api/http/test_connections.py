@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
+import logging
 import signal
 import socket
 import ssl
@@ -21,7 +23,7 @@ from pydantic import SecretStr
 from penstock.api.http import connection_guard
 from penstock.api.http.app import create_app
 from penstock.api.http.connection_guard import HEADERS_MAX, GuardedHttp
-from penstock.api.http.server import HttpServer
+from penstock.api.http.server import BACKLOG, HttpServer, ListeningSocket
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HEAD_BYTES_MIN, HttpSettings
 from tests.integration.certificates import Authority
@@ -135,6 +137,41 @@ async def test_with_a_certificate_the_address_is_https(tmp_path: Path) -> None:
         await HttpServer(create_app(), HttpSettings(ssl_certfile=tmp_path / "broken.pem")).start()
     with pytest.raises(ConfigError, match="ssl_certfile"):
         HttpSettings(ssl_keyfile=tmp_path / "server.pem")
+
+
+async def test_missing_file_descriptors_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """While no file descriptor is free, asyncio tries once and then waits. The first failure and the end are logged."""
+    caplog.set_level(logging.INFO)
+    errors = [OSError(errno.EMFILE, "Too many open files")] * 2
+    reported: list[dict[str, object]] = []
+    failed = asyncio.Event()
+
+    class Full(ListeningSocket):
+        def _accept(self) -> tuple[int, object]:
+            if errors:
+                failed.set()
+                raise errors.pop()
+            return super()._accept()  # type: ignore[misc,no-any-return]
+
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    with Full() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.setblocking(False)
+        server = await asyncio.start_server(lambda _, __: None, sock=listening, backlog=BACKLOG)
+        _, writer = await asyncio.open_connection(*listening.getsockname())
+        await failed.wait()
+        # asyncio pauses the socket. The next attempts: one that fails, the one that would follow it, one that succeeds.
+        with pytest.raises(OSError, match="Too many open files"):
+            listening.accept()
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+        listening.accept()[0].close()
+        writer.close()
+        server.close()
+    (context,) = reported
+    asyncio.get_running_loop().default_exception_handler(context)
+    lines = [record.getMessage().partition("=")[0] for record in caplog.records]
+    assert lines == ["cannot accept connections error", "accepts connections again failures"]
 
 
 async def test_a_server_at_a_unix_socket(tmp_path: Path) -> None:
