@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from penstock.shared.common.errors import InvalidTopic
 
@@ -45,6 +46,14 @@ def check_topic_name(name: object) -> None:
         raise InvalidTopic(
             f"topic {repr(name)[:TOPIC_NAME_MAX]}: a name has 1 to {TOPIC_NAME_MAX} of a-z, A-Z, 0-9, '.', '_' and '-'"
         )
+
+
+def checked_topic_names(names: Iterable[str]) -> list[str]:
+    """Return the names. Raises InvalidTopic for the first one that Kafka does not allow."""
+    checked = list(names)
+    for name in checked:
+        check_topic_name(name)
+    return checked
 
 
 def changelog_topic(application: str) -> str:

@@ -2,7 +2,8 @@
 
 A call may send several requests, and retries retriable errors. One deadline covers all of this: `timeout_ms`, by
 default the admin's. A call that fails raises KafkaTimeout or a Kafka error. The error for a broker's response names the
-topic, partition, group or node.
+topic, partition, group or node. A topic name that Kafka does not allow is InvalidTopic without a request: a broker
+closes the connection after a request with a name that is too long for Kafka's protocol.
 
 A group's offsets can be changed only while the group has no members. A member would overwrite the change by a commit,
 or would continue from its own position. So each change first describes the group, and raises GroupNotEmpty with its
@@ -64,6 +65,7 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.common.topic_names import check_topic_name, checked_topic_names
 
 log = get_logger(__name__)
 
@@ -205,7 +207,7 @@ class Admin:
         """
         if not names:
             return []
-        pending = names
+        pending = checked_topic_names(names)
         maybe_changed: set[str] = set()
         unchanged: list[PenstockError] = []
 
@@ -333,7 +335,7 @@ class Admin:
 
         Raises UnknownTopicOrPartition, which names the topic.
         """
-        wanted = list(topics)
+        wanted = checked_topic_names(topics)
         found = dict[str, list[ConfigEntry]]()
         for at in range(0, len(wanted), CONFIGS_OF_TOPICS_MAX):
             named = wanted[at : at + CONFIGS_OF_TOPICS_MAX]
@@ -359,6 +361,7 @@ class Admin:
 
         Raises UnknownTopicOrPartition, or InvalidRequest with the broker's message.
         """
+        check_topic_name(topic)
         rows = [(name, DELETE_CONFIG if value is None else SET_CONFIG, value) for name, value in configs.items()]
         request = requests.INCREMENTAL_ALTER_CONFIGS([(TOPIC_RESOURCE, topic, rows)], False)
         where = f"configs of topic {topic}"
@@ -777,7 +780,8 @@ class Admin:
         return limit_ms if deadline_ms is None else max(0.0, min(limit_ms, deadline_ms - SYSTEM_CLOCK.monotonic_ms()))
 
     async def _fetch_metadata(self, names: Iterable[str] | None, timeout_ms: int | None = None) -> Any:
-        topics: list[Any] | None = None if names is None else [(NO_UUID, name, {}) for name in names]
+        checked = None if names is None else checked_topic_names(names)
+        topics: list[Any] | None = None if checked is None else [(NO_UUID, name, {}) for name in checked]
         return await self._request_any_broker(requests.METADATA(topics, False, False, False), "metadata", timeout_ms)
 
     async def _request_cluster(self) -> Any:

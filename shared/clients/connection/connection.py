@@ -33,6 +33,7 @@ from penstock.shared.common.errors import (
     ConcurrentTransactions,
     CoordinatorNotAvailable,
     IllegalState,
+    InvalidRequest,
     KafkaTimeout,
     NotLeaderOrFollower,
     PenstockError,
@@ -60,6 +61,11 @@ UNREACHED_LOG_MS = 2_000
 
 WAITING = 2
 """The connection group, besides aiokafka's two, for requests that the broker holds until other members act."""
+
+KEY_BYTES_MAX = 32_767
+"""The longest group id or transactional id in bytes: Kafka's protocol has 16 bits for its length."""
+KEY_SHOWN_MAX = 250
+"""The most characters of an invalid id in the error."""
 
 _instances = itertools.count(1)
 _unreached: dict[str, RepeatedFailure] = {}
@@ -93,6 +99,16 @@ def retry_waits(retry_backoff_ms: float, *, soon: bool = False) -> Callable[[Ret
         return which.wait_ms(failures[which])
 
     return wait_after
+
+
+def _check_coordinator_key(kind: str, key: str) -> None:
+    try:
+        if len(key.encode()) <= KEY_BYTES_MAX:
+            return
+    # JSON may contain a lone surrogate.
+    except UnicodeEncodeError:
+        pass
+    raise InvalidRequest(f"{kind} {repr(key)[:KEY_SHOWN_MAX]}: an id has at most {KEY_BYTES_MAX} bytes of UTF-8")
 
 
 async def bootstrap(client: SocketClient, kafka_settings: KafkaSettings, log_after_ms: int = UNREACHED_LOG_MS) -> None:
@@ -429,9 +445,13 @@ class Connection:
             return response
 
     async def coordinator(self, kind: Literal["group", "transaction"], key: str) -> int:
-        """Return the node that coordinates a group or a transactional id."""
+        """Return the node that coordinates a group or a transactional id.
+
+        Raises InvalidRequest without a request if the key is too long for one, or is not Unicode.
+        """
         if (known := self._coordinators.get((kind, key))) is not None:
             return known
+        _check_coordinator_key(kind, key)
         where = f"{kind} {key}"
         with translating_errors(where, self.client_id):
             client = self._client

@@ -23,6 +23,7 @@ from penstock.shared.clients.protocol.errors import error_for_code
 from penstock.shared.clients.protocol.requests import CONSUMER, NO_UUID
 from penstock.shared.common.errors import NotLeaderOrFollower, UnknownTopicOrPartition
 from penstock.shared.common.records import OFFSET_METADATA_MAX_BYTES, OffsetAndMetadata, TopicPartition
+from penstock.shared.common.topic_names import checked_topic_names
 
 SPECS = {"earliest": -2, "latest": -1}
 """The times that stand for a position in ListOffsets."""
@@ -127,10 +128,11 @@ async def by_leader(connection: Connection, partitions: Iterable[TopicPartition]
     """Return the partitions grouped by leader and topic, from new metadata.
 
     Raises NotLeaderOrFollower if a partition has no leader, and UnknownTopicOrPartition if it does not exist. Both are
-    retriable.
+    retriable. Raises InvalidTopic without a request for a name that Kafka does not allow.
     """
     wanted = list(partitions)
-    rows: list[Any] = [(NO_UUID, name, {}) for name in dict.fromkeys(tp.topic for tp in wanted)]
+    names = checked_topic_names(dict.fromkeys(tp.topic for tp in wanted))
+    rows: list[Any] = [(NO_UUID, name, {}) for name in names]
     request = requests.METADATA(rows, False, False, False)
     response = await connection.send(connection.any_node(), request, "metadata", coordination=True)
     leaders: dict[TopicPartition, int] = {}

@@ -11,13 +11,15 @@ import pytest
 
 from penstock.shared.clients.admin import Admin, NewTopic, ShiftBy
 from penstock.shared.clients.admin.types import MemberDescription, OffsetChange, PartitionLag, event_time_topic
-from penstock.shared.clients.connection.connection import UNKNOWN_TOPIC_GRACE_MS, Connection
+from penstock.shared.clients.connection.connection import KEY_BYTES_MAX, UNKNOWN_TOPIC_GRACE_MS, Connection
+from penstock.shared.clients.connection.sockets import Socket
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.protocol import requests
 from penstock.shared.common.errors import (
     AuthorizationFailed,
     GroupNotFound,
     InvalidRequest,
+    InvalidTopic,
     KafkaTimeout,
     TopicAlreadyExists,
     UnknownTopicOrPartition,
@@ -210,6 +212,27 @@ async def test_an_invalid_offset_is_not_committed(cluster: FakeCluster, offset: 
         with pytest.raises((ValueError, TypeError), match="t-0"):
             await admin.alter_group_offsets("g", {A: offset})
     assert cluster.committed("g") == {A: OffsetAndMetadata(3)}
+
+
+@pytest.mark.parametrize("name", ["t" * 40_000, "\ud800", "a/b"], ids=["long", "surrogate", "slash"])
+async def test_an_invalid_name_is_not_sent(cluster: FakeCluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic or group that no request can name is rejected at once. A broker would close the connection."""
+    async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers), timeout_ms=1_000) as admin:
+        monkeypatch.setattr(Socket, "send", None)
+        for call in (
+            admin.describe_topics(["t", name]),
+            admin.describe_configs(name),
+            admin.alter_configs(name, {}),
+            admin.list_offsets({TopicPartition(name, 0): "latest"}),
+            admin.create_topics([NewTopic(name, 1)]),
+            admin.delete_topics([name]),
+        ):
+            with pytest.raises(InvalidTopic):
+                await call
+        if name != "a/b":
+            for group_call in (admin.group_lag(name), admin.describe_group(name), admin.delete_group(name)):
+                with pytest.raises(InvalidRequest, match=f"at most {KEY_BYTES_MAX} bytes"):
+                    await group_call
 
 
 async def test_a_deletion_is_retried_at_the_new_controller() -> None:
