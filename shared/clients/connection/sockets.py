@@ -41,6 +41,7 @@ from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable, PenstockError
 from penstock.shared.common.log import get_logger
+from penstock.shared.common.repeated_failure import RepeatedFailure
 from penstock.shared.common.settings import KafkaSettings
 
 Found = list[tuple[int, Any]]
@@ -264,7 +265,9 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         self._backoffs: dict[int | str, tuple[int, float]] = {}
         self._is_closed = False
         self._addresses = Addresses(kafka_settings.send_buffer_bytes, kafka_settings.receive_buffer_bytes)
-        self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
+        # The time of the first of the failed metadata updates in a row.
+        self._failing_since_ms: int | None = None
+        self._unreached = RepeatedFailure()
 
     async def bootstrap(self, timeout_ms: float | None = None) -> None:
         """Fetch the first metadata if needed. The bootstrap servers are tried once each, until one answers.
@@ -319,14 +322,16 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
     async def _metadata_update(self, cluster_metadata: Any, topics: set[str] | None) -> bool:
         """Update the metadata from a known broker. Returns whether that succeeded.
 
-        After `metadata_recovery_rebootstrap_trigger_ms` without metadata the bootstrap servers are used, since all
+        If updates fail for `metadata_recovery_rebootstrap_trigger_ms`, the bootstrap servers are used, since all
         brokers may have moved (KIP-899, KIP-1102). With `metadata_recovery_strategy=none` they are not.
         """
+        started_ms = SYSTEM_CLOCK.monotonic_ms() if self._failing_since_ms is None else self._failing_since_ms
         if await self._update_from_known_node(cluster_metadata, None if topics is None else list(topics)):
-            self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
+            self._metadata_updated()
             return True
         settings = self._settings
-        silent_ms = SYSTEM_CLOCK.monotonic_ms() - self._metadata_ms
+        self._failing_since_ms = started_ms
+        silent_ms = SYSTEM_CLOCK.monotonic_ms() - started_ms
         # The last condition leaves out `fetch_all_metadata`, which fills metadata of its own.
         if (
             settings.metadata_recovery_strategy == "none"
@@ -337,13 +342,18 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         try:
             await self._bootstrap_from_any(None if topics is None else list(topics), settings.request_timeout_ms)
         except PenstockError as e:
-            log.warning("no bootstrap server reached either", silent_ms=round(silent_ms), reason=str(e))
+            if (times := self._unreached.failed(SYSTEM_CLOCK.monotonic_ms())) is not None:
+                log.warning("no bootstrap server reached either", silent_ms=silent_ms, reason=str(e), **times)
             return False
-        log.warning("metadata from the bootstrap servers", silent_ms=round(silent_ms))
+        log.warning("metadata from the bootstrap servers", silent_ms=silent_ms)
         # The backoffs belong to addresses that nodes no longer have.
         self._backoffs.clear()
-        self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
+        self._metadata_updated()
         return True
+
+    def _metadata_updated(self) -> None:
+        self._failing_since_ms = None
+        self._unreached.succeeded(SYSTEM_CLOCK.monotonic_ms())
 
     async def _update_from_known_node(self, cluster_metadata: Any, topics: list[str] | None) -> bool:
         for node in self._nodes_by_readiness():

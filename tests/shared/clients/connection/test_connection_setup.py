@@ -45,6 +45,7 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.testing.fake_broker import Api, Drop, FakeCluster
+from penstock.shared.testing.manual_clock import ManualClock
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
 
@@ -506,6 +507,25 @@ async def test_metadata_is_kept_if_bootstrapping_again_fails() -> None:
         knowing(client, other)
         assert not await client._metadata_update(client.cluster, set())
         assert [broker.port for broker in client.cluster.brokers()] == [other]
+        await client.close()
+
+
+async def test_the_wait_before_bootstrapping_again_begins_with_the_first_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The time since the last successful update does not count. Later failures are logged after waits that double."""
+    clock = ManualClock()
+    monkeypatch.setattr(sockets, "SYSTEM_CLOCK", clock)
+    async with serving(closing, closing) as [(_, one), (_, other)]:
+        client = SocketClient(settings(one, metadata_recovery_rebootstrap_trigger_ms=1_000), "c")
+        knowing(client, other)
+        lines = []
+        for wait_ms in (60_000, 1_000, 1_000, 10_000):
+            clock.advance(wait_ms)
+            caplog.clear()
+            assert not await client._metadata_update(client.cluster, set())
+            lines.append(caplog.text.count("no bootstrap server reached either"))
+        assert lines == [0, 1, 0, 1]
         await client.close()
 
 
