@@ -31,7 +31,7 @@ class KafkaHttpDaemon:
     def __init__(self, kafka: KafkaSettings) -> None:
         self._admin = Admin(kafka, timeout_ms=ADMIN_TIMEOUT_MS)
         self._connected = False
-        self._probe = KafkaProbe(self._request_cluster)
+        self._probe = KafkaProbe(self._request_cluster, self._admin.silent_ms, kafka.request_timeout_ms)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.server!r}, {self._probe!r})"

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from penstock.api.http.health import CheckResult
+from penstock.shared.common.errors import KafkaTimeout
 from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
@@ -24,6 +25,7 @@ PING_SHARE = 0.25
 
 PROBE_INTERVAL_MS = 2_000
 PROBE_TIMEOUT_MS = 3_000
+"""How long a probe repeats its request after errors, such as a rejected connection."""
 
 
 class LivenessClient(Protocol):
@@ -89,18 +91,23 @@ class KafkaProbe:
 
     `/health` shows the result. While the result is not ok, ingest answers 503 at once. Before the first response the
     result is not ok.
+
+    `request` raises KafkaTimeout without a cause if no response came in time. Kafka may then answer slowly, so the
+    probe fails only if no response has arrived for `silence_max_ms`. `silent_ms` is that of LivenessClient.
     """
 
     def __init__(
         self,
         request: Callable[[], Awaitable[Any]],
+        silent_ms: Callable[[], float | None],
+        silence_max_ms: int,
         *,
         interval_ms: int = PROBE_INTERVAL_MS,
-        timeout_ms: int = PROBE_TIMEOUT_MS,
     ) -> None:
         self._request = request
+        self._silent_ms = silent_ms
+        self._silence_max_ms = silence_max_ms
         self._interval_ms = interval_ms
-        self._timeout_ms = timeout_ms
         self._result = CheckResult(False, "not probed yet")
 
     def __repr__(self) -> str:
@@ -111,15 +118,15 @@ class KafkaProbe:
         return self._result
 
     async def run_once(self) -> CheckResult:
-        """Send the request to Kafka and store the result. An error, or no response in time, is a failed result."""
+        """Send the request to Kafka and store the result. An error, or a long silence, is a failed result."""
+        result = CheckResult(True)
         try:
-            async with asyncio.timeout(self._timeout_ms / 1000):
-                await self._request()
-            result = CheckResult(True)
-        except TimeoutError:
-            result = CheckResult(False, f"kafka did not answer within {self._timeout_ms} ms")
+            await self._request()
         except Exception as e:
             result = CheckResult(False, str(e) or type(e).__name__)
+            if isinstance(e, KafkaTimeout) and e.__cause__ is None and (silent_ms := self._silent_ms()) is not None:
+                is_slow = silent_ms <= self._silence_max_ms
+                result = CheckResult(is_slow, "" if is_slow else f"no response from any broker for {silent_ms:.0f} ms")
         if result.ok != self._result.ok:
             log.info("check changed", check="kafka", ok=result.ok, detail=result.detail)
         self._result = result

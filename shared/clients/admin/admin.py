@@ -144,6 +144,10 @@ class Admin:
         self._open = False
         await self._connection.close()
 
+    def silent_ms(self) -> float | None:
+        """Return the ms since a broker last answered this client. Returns None while the admin is not open."""
+        return self._connection.silent_ms()
+
     @one_deadline
     async def create_topics(
         self, topics: Iterable[NewTopic], exist_ok: bool = False, *, timeout_ms: int | None = None

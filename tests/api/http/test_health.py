@@ -12,6 +12,7 @@ from penstock.api.http.app import create_health_app
 from penstock.api.http.health import CheckResult, run_checks
 from penstock.api.http.kafka_liveness import PING_SHARE, KafkaLiveness, KafkaProbe
 from penstock.shared.common import metrics
+from penstock.shared.common.errors import BrokerNotAvailable, KafkaTimeout
 
 
 async def send_request(path: str, checks: dict, registry: CollectorRegistry | None = None) -> httpx.Response:
@@ -142,26 +143,28 @@ async def test_a_probe_fails_until_the_first_response() -> None:
     async def request() -> None:
         return None
 
-    probe = KafkaProbe(request)
+    probe = KafkaProbe(request, lambda: None, LIMIT_MS)
     assert not probe().ok
     assert await probe.run_once() == CheckResult(True)
     assert probe() == CheckResult(True)
 
 
 async def test_errors_and_silence_fail_a_probe_with_their_reason() -> None:
-    """An error and a timeout fail the probe with the reason, and a later success clears it."""
-    responses = ["error", "silence", "ok"]
+    """An error and a long silence fail the probe with the reason, and a later success clears it."""
+    refused = KafkaTimeout("not done")
+    refused.__cause__ = BrokerNotAvailable("refused")
+    errors = [ConnectionError("closed"), refused, KafkaTimeout("slow"), KafkaTimeout("silent"), None]
+    silences = [LIMIT_MS, LIMIT_MS + 1]
 
     async def request() -> None:
-        match responses.pop(0):
-            case "error":
-                raise ConnectionError("refused")
-            case "silence":
-                await asyncio.Event().wait()
+        if (error := errors.pop(0)) is not None:
+            raise error
 
-    probe = KafkaProbe(request, timeout_ms=10)
-    assert await probe.run_once() == CheckResult(False, "refused")
-    assert await probe.run_once() == CheckResult(False, "kafka did not answer within 10 ms")
+    probe = KafkaProbe(request, lambda: silences.pop(0), LIMIT_MS)
+    assert await probe.run_once() == CheckResult(False, "closed")
+    assert await probe.run_once() == CheckResult(False, "not done")
+    assert await probe.run_once() == CheckResult(True)
+    assert await probe.run_once() == CheckResult(False, "no response from any broker for 1001 ms")
     assert (await probe.run_once()).ok
 
 
@@ -176,7 +179,7 @@ async def test_a_probe_is_repeated() -> None:
         if count == 3:
             enough.set()
 
-    running = asyncio.ensure_future(KafkaProbe(request, interval_ms=1).run())
+    running = asyncio.ensure_future(KafkaProbe(request, lambda: None, LIMIT_MS, interval_ms=1).run())
     async with asyncio.timeout(5):
         await enough.wait()
     running.cancel()
