@@ -235,7 +235,8 @@ class Aggregator:
         """Check that the worker has started and that its loop makes turns.
 
         Once the topology is known to fit the state, the check does not fail during a restore: if an orchestrator
-        restarted the service, no restore would finish.
+        restarted the service, no restore would finish. It fails while a source topic is missing, as Kafka Streams stops
+        then (MissingSourceTopicException).
         """
         facts = {"pid": os.getpid()}
         if self._turned_ms is None:
@@ -249,6 +250,8 @@ class Aggregator:
         facts |= {"partitions_running": len(tasks) - len(restoring), "partitions": known}
         if waits_for := self.worker.waits_for:
             return CheckResult(False, f"starting: waiting for {waits_for}", facts)
+        if missing := self.worker.missing_source_topics():
+            return CheckResult(False, f"source topics do not exist any more: {', '.join(missing)}", facts)
         return CheckResult(
             True, f"restoring partitions {restoring}" if restoring else _describe_no_tasks(len(tasks)), facts
         )

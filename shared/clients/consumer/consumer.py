@@ -561,6 +561,16 @@ class Consumer(Generic[K, V]):
         """Return the ms since a broker last answered this client. Returns None while the consumer is not open."""
         return self._connection.silent_ms() if self._state == "open" else None
 
+    def missing_topics(self) -> frozenset[str]:
+        """Return the subscribed topics that do not exist by the current metadata, or whose metadata is not known yet.
+
+        Topics that the principal may not read are left out.
+        """
+        if self._state != "open":
+            return frozenset()
+        topics = self._subscription.topics - self._connection.unauthorized_topics()
+        return frozenset(topic for topic in topics if self._connection.partitions(topic) is None)
+
     def rebalance_ms(self) -> float:
         """Return the ms since the current rebalance began, including the first join; 0 if there is none."""
         return self._coordinator.rebalance_ms

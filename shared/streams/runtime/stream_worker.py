@@ -287,6 +287,10 @@ class StreamWorker(RebalanceListener):
         unknown = sorted(partition for partition, owned in self._owned.items() if not owned.is_accepted)
         return f"the state of partitions {unknown}, which the topology has to fit" if unknown else ""
 
+    def missing_source_topics(self) -> list[str]:
+        """The source topics that do not exist any more, sorted. No instance owns their partitions."""
+        return sorted(self._consumer.missing_topics()) if self._is_assigned else []
+
     @property
     def global_tables(self) -> dict[str, GlobalTableRows]:
         """This instance's copies of the global tables by name."""
@@ -377,6 +381,8 @@ class StreamWorker(RebalanceListener):
             await self._standbys.stand_by(self._assignor.standbys, self._owned)
             self._is_assigned = True
             log.info("partitions assigned", partitions=sorted(assigned))
+            if missing := self.missing_source_topics():
+                log.warning("source topics do not exist any more", topics=missing)
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         """Commit the revoked tasks and set them aside. Those that do not run are closed."""

@@ -216,7 +216,9 @@ async def health_of(cluster: FakeCluster, *arguments: str) -> AsyncIterator[Heal
 
 
 async def test_a_missing_topic_is_reported_immediately(capsys: pytest.CaptureFixture[str]) -> None:
-    """A missing topic is reported in health and log immediately, and the service starts once it exists."""
+    """A missing topic is reported in health and log immediately, and the service starts once it exists. Health fails
+    when it is deleted.
+    """
     log.configure(LogSettings(format="json"), "test")
     async with FakeCluster() as cluster, health_of(cluster, "--topology=my_topologies:build") as until:
         results = await until(False, "starting: waiting for the topic in, which Kafka does not have")
@@ -224,6 +226,8 @@ async def test_a_missing_topic_is_reported_immediately(capsys: pytest.CaptureFix
         await until(True, "")
         assert [result.ok for result in results].index(True) == len(results) - 1
         assert results[-1].facts["partitions_running"] == 2
+        cluster.delete_topic("in")
+        await until(False, "source topics do not exist any more: in")
     lines = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
     (missing,) = [line for line in lines if line["event"].startswith("topics that the topology reads do not exist")]
     assert (missing["level"], missing["topics"]) == ("warning", ["in"])
