@@ -50,7 +50,14 @@ from penstock.shared.common.records import (
 )
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.entry_columns import EntryColumns
-from penstock.shared.streams.changelog.format import Takeover, decode_entry, encode_takeover, is_foreign_record
+from penstock.shared.streams.changelog.format import (
+    PROGRESS,
+    Takeover,
+    decode_entry,
+    decode_progress,
+    encode_takeover,
+    is_foreign_record,
+)
 from penstock.shared.streams.runtime.changelog_topic import changelog_consumer, fetch_changelog_topic_id
 from penstock.shared.streams.runtime.partition_restore import (
     RESTORE_IDLE_MS_MAX,
@@ -135,9 +142,20 @@ class ChangelogPosition:
 
 
 class RecordRejected(DataError):
-    """The producer or the broker rejects one of a commit's records, because of its size or its timestamp."""
+    """The producer or the broker rejects one of a commit's records, because of its size or its timestamp.
 
-    def __init__(self, record: ProducerRecord, partition: int | None, bytes_max: int, reason: BaseException) -> None:
+    `is_entry` is whether the record is for the changelog.
+    """
+
+    def __init__(
+        self,
+        record: ProducerRecord,
+        partition: int | None,
+        bytes_max: int,
+        reason: BaseException,
+        *,
+        is_entry: bool = False,
+    ) -> None:
         size = record_size(record.key, record.value, list(record.headers))
         where = f"topic {record.topic}, partition {'unknown' if partition is None else partition}"
         # A dead letter or a late record may be larger than `max_request_size`.
@@ -145,9 +163,18 @@ class RecordRejected(DataError):
         if isinstance(reason, InvalidTimestamp):
             advice = "max_future_ms must not be above the topic's message.timestamp.after.max.ms"
         super().__init__(
-            f"{where}: the record of key {(record.key or b'')[:KEY_BYTES_SHOWN]!r}, {size} bytes, timestamp "
-            f"{record.timestamp}, was rejected: {reason}; {advice}"
+            f"{where}: {_describe_record(record, is_entry)}, {size} bytes, timestamp {record.timestamp}, was rejected: "
+            f"{reason}; {advice}"
         )
+
+
+def _describe_record(record: ProducerRecord, is_entry: bool) -> str:
+    if record.key is not None:
+        return f"the record of key {record.key[:KEY_BYTES_SHOWN]!r}"
+    if is_entry and (entry := decode_entry(record.value)).operation == PROGRESS:
+        schedules = len(decode_progress(entry.body).grids_ms)
+        return f"the progress record (source offsets and {schedules} named schedules)"
+    return "a record without a key"
 
 
 def _find_rejected_record(
@@ -376,7 +403,9 @@ class ChangelogPartition:
                 partition = record.partition
                 if partition is None and record.key is not None:
                     partition = output_partition(record.key, await self._producer.partitions_for(record.topic))
-                raise RecordRejected(record, partition, self._settings.max_request_size, reason) from reason
+                is_entry = record.topic == self.topic_partition.topic
+                bytes_max = self._settings.max_request_size
+                raise RecordRejected(record, partition, bytes_max, reason, is_entry=is_entry) from reason
         for error in errors:
             if error is not None:
                 raise error

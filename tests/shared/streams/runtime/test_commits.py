@@ -34,6 +34,7 @@ from penstock.shared.common.records import (
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.runtime import repartition_purge
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition, LogReplaced, RecordRejected
 from penstock.shared.streams.runtime.repartition_purge import RepartitionPurge
@@ -131,6 +132,23 @@ def test_a_rejected_record_names_the_settings_that_do_not_fit() -> None:
         error = RecordRejected(record, 0, bytes_max, RecordTooLarge("too large"))
         assert f"max.message.bytes must be at least {size}" in str(error)
         assert f"max_request_size={bytes_max}" in str(error)
+
+
+async def test_a_rejected_progress_record_is_described() -> None:
+    """It has no key. The named schedules make it large, so the error has their number."""
+    task = StreamTask(topology(TOPIC), 0, application="app")
+    task.initialize(0)
+    for i in range(40):
+        task.schedule(1, PunctuationType.STREAM_TIME, print, name=f"timer-{i}")
+    settings = StreamsSettings(application_id="app")
+    async with FakeCluster() as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        cluster.create_topic(settings.changelog_topic, 1, configs={"max.message.bytes": "1000"})
+        changelog = ChangelogPartition(kafka, settings, 0, "me")
+        await changelog.open()
+        with pytest.raises(RecordRejected, match=r"progress record .* 40 named schedules"):
+            await changelog.commit(task.prepare_commit(0), GroupMetadata("app"))
+        await changelog.close()
 
 
 async def test_a_dead_letter_may_be_as_large_as_its_topic_allows() -> None:
