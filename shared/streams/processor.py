@@ -120,7 +120,8 @@ class ProcessorContext(Protocol[KForward, VForward]):
         interval stay the same. Names are separate for each node.
 
         Raises ConfigError for an invalid argument, or if another live schedule of the node has the `name`. Raises
-        IllegalState outside of a callback, and in `close`.
+        RecordTooLarge if the task's named schedules do not fit into a commit's progress record. Raises IllegalState
+        outside of a callback, and in `close`.
         """
         ...
 

@@ -16,7 +16,8 @@ time stays on the grid:
 
 A task has a queue for the wall clock, and one for the stream time of each sub-topology (`TaskSchedules`). After a
 restore it continues the grids of named schedules. A grid is identified by the schedule's node, name, type and interval.
-So one processor in two nodes has two grids, and a schedule with a new type or interval begins a new grid.
+So one processor in two nodes has two grids, and a schedule with a new type or interval begins a new grid. Each commit
+writes all grids of a task in one record, so their bytes are limited (`grids_bytes_max_of`).
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
-from penstock.shared.common.errors import ConfigError
+import msgspec
+
+from penstock.shared.common.errors import ConfigError, RecordTooLarge
 from penstock.shared.common.time_text import EPOCH
 from penstock.shared.streams.durations import duration_ms
 from penstock.shared.streams.user_code import plain
@@ -40,6 +44,9 @@ Punctuator = Callable[[int], None]
 
 Start = datetime | timedelta | int | None
 """The begin of a schedule's grid: ms since the epoch, an equivalent timedelta, or a datetime with a time zone."""
+
+DUE_BYTES_MAX = 21
+"""The bytes of a grid in the JSON of a progress record besides its text: a colon, an int64 and a comma."""
 
 SWEEP_MIN = 64
 """Cancelled schedules are removed from a queue of this size, or of twice the size after the last removal if higher."""
@@ -64,10 +71,14 @@ class Schedule:
     callback: Punctuator
     name: str | None = None
     cancelled: bool = field(default=False)
+    on_cancel: Callable[[], None] | None = field(default=None, repr=False)
 
     def cancel(self) -> None:
         """Cancel the punctuation schedule; allowed from within the callback."""
-        self.cancelled = True
+        if not self.cancelled:
+            self.cancelled = True
+            if self.on_cancel is not None:
+                self.on_cancel()
 
     def advance(self, now_ms: int) -> None:
         """Advance the punctuation to the next point of its grid after `now_ms`."""
@@ -128,36 +139,49 @@ class PunctuationQueue:
         if len(self._heap) >= self._sweep_at:
             self._heap = [item for item in self._heap if not item[2].cancelled]
             heapq.heapify(self._heap)
-            self._sweep_at = _next_sweep_at(len(self._heap))
+            # A removal looks at every schedule, so the next one waits until there are twice as many as were kept.
+            self._sweep_at = max(SWEEP_MIN, 2 * len(self._heap))
         # Of schedules that are due at once, the first to be added fires first. A PriorityQueue leaves that open.
         heapq.heappush(self._heap, (schedule.due_ms, next(self._numbers), schedule))
 
 
-def _next_sweep_at(kept: int) -> int:
-    """Return the size at which a queue that keeps so many schedules is swept again.
+def grids_bytes_max_of(record_bytes_max: int) -> int:
+    """Return the limit of the bytes that a task's grids take in a progress record: three quarters of its limit.
 
-    >>> _next_sweep_at(1), _next_sweep_at(100)
-    (64, 200)
+    The other quarter is for the offsets, times and store schemas of the topology.
+
+    >>> grids_bytes_max_of(1024 * 1024)
+    786432
     """
-    return max(SWEEP_MIN, 2 * kept)
+    return record_bytes_max * 3 // 4
 
 
 class TaskSchedules:
     """The punctuation schedules of one task."""
 
-    def __init__(self, source_topics: Mapping[str, tuple[str, ...]], all_topics: tuple[str, ...]) -> None:
+    def __init__(
+        self, source_topics: Mapping[str, tuple[str, ...]], all_topics: tuple[str, ...], grids_bytes_max: int
+    ) -> None:
         """`source_topics` drive the stream time of each node's schedules; `all_topics` that of the task's owner."""
         self._source_topics = source_topics
         self._all_topics = all_topics
         self.stream_time: dict[tuple[str, ...], PunctuationQueue] = {}
         """By the source topics that drive the stream time."""
         self.wall_clock = PunctuationQueue()
-        self.restored: dict[str, int] = {}
-        """The restored due times of named schedules that were not scheduled again yet."""
         self.has_new_grid = False
         """Whether a named schedule began a grid that no commit contains yet."""
+        # By node and name: the active named schedules, and the restored grids, with their due times, of those that were
+        # not scheduled again yet.
         self._named: dict[str, Schedule] = {}
-        self._sweep_at = SWEEP_MIN
+        self._restored: dict[str, tuple[str, int]] = {}
+        # The bytes that these schedules and restored grids take in a progress record.
+        self._grids_bytes = 0
+        self._grids_bytes_max = grids_bytes_max
+
+    def restore(self, grids_ms: Mapping[str, int]) -> None:
+        """Continue the grids of a progress record, by their due times, once they are scheduled again."""
+        self._restored = {_name_of_grid(grid): (grid, due) for grid, due in grids_ms.items()}
+        self._grids_bytes = sum(_grid_bytes(grid) for grid, _ in self._restored.values())
 
     def schedule(
         self,
@@ -170,7 +194,10 @@ class TaskSchedules:
         name: str | None,
         node: str | None,
     ) -> Schedule:
-        """Add a punctuation, as `ProcessorContext.schedule`; `node` is the processor's, None for the task's owner."""
+        """Add a punctuation, as `ProcessorContext.schedule`; `node` is the processor's, None for the task's owner.
+
+        Raises RecordTooLarge if the task's grids would take more than `grids_bytes_max` bytes.
+        """
         ms = duration_ms(interval, "schedule: interval")
         start_ms = _grid_start_ms(start)
         if not isinstance(type_, PunctuationType):
@@ -184,19 +211,31 @@ class TaskSchedules:
         restored = None
         if name is not None:
             full_name = name if node is None else f"{node}/{name}"
-            if full_name in self._named and not self._named[full_name].cancelled:
-                where = f"node {node!r}" if node is not None else "the task"
+            where = f"node {node!r}" if node is not None else "the task"
+            if full_name in self._named:
                 raise ConfigError(
                     f"{where} has a schedule named {name!r} already: cancel it first, or name this another"
                 )
             grid = f"{full_name} ({type_.value}, every {ms} ms)"
-            restored = self.restored.pop(grid, None)
-            # Forget the grids of this schedule with another type or interval.
-            for other in [key for key in self.restored if key.startswith(f"{full_name} (")]:
-                del self.restored[other]
+            before, due_before = self._restored.get(full_name, (None, 0))
+            total = self._grids_bytes + _grid_bytes(grid) - (0 if before is None else _grid_bytes(before))
+            # Restored grids continue, even if the limit is lower now.
+            if total > max(self._grids_bytes_max, self._grids_bytes):
+                raise RecordTooLarge(
+                    f"{where}: schedule {name!r}: with {len(self._named)} named schedules and {len(self._restored)} "
+                    f"restored ones, those of the task would take {total} bytes of a commit's progress record; at most "
+                    f"{self._grids_bytes_max} fit, three quarters of max_request_size. Keep due times in a store and "
+                    "read them in one schedule, or increase max_request_size and the changelog topic's "
+                    "max.message.bytes"
+                )
+            self._grids_bytes = total
+            # A restored grid with another type or interval is forgotten.
+            self._restored.pop(full_name, None)
             # Kafka Streams begins every schedule again after a restart or a rebalance. A named one continues, so its
             # grid must be committed even if no record comes.
-            if restored is None:
+            if before == grid:
+                restored = due_before
+            else:
                 self.has_new_grid = True
         is_stream_time = type_ is PunctuationType.STREAM_TIME
         if restored is not None:
@@ -212,10 +251,8 @@ class TaskSchedules:
             queue = self.stream_time.setdefault(self.topics_of(node), PunctuationQueue())
         made = queue.schedule(ms, due, callback, grid)
         if full_name is not None:
-            if len(self._named) >= self._sweep_at:
-                self._named = {key: one for key, one in self._named.items() if not one.cancelled}
-                self._sweep_at = _next_sweep_at(len(self._named))
             self._named[full_name] = made
+            made.on_cancel = partial(self._forget_named, full_name)
         return made
 
     def topics_of(self, node: str | None) -> tuple[str, ...]:
@@ -225,18 +262,26 @@ class TaskSchedules:
     def grids_ms(self, stream_time_ms: Callable[[Iterable[str]], int], now_ms: int) -> dict[str, int]:
         """Return the next due times to commit, by grid.
 
-        A restored grid without a schedule is included until its due time has passed by more than its interval.
-        Otherwise the grids of names that are never used again would accumulate. `stream_time_ms` returns the stream
-        time of source topics.
+        A restored grid without a schedule is included until its due time has passed by more than its interval. Then it
+        is forgotten. Otherwise the grids of names that are never used again would accumulate. `stream_time_ms` returns
+        the stream time of source topics.
         """
         kept = {}
-        for grid, due in self.restored.items():
+        for name, (grid, due) in tuple(self._restored.items()):
             topics = self.topics_of(self._node_of_grid(grid))
-            if not _is_outdated(grid, due, stream_time_ms=stream_time_ms(topics), now_ms=now_ms):
+            if _is_outdated(grid, due, stream_time_ms=stream_time_ms(topics), now_ms=now_ms):
+                del self._restored[name]
+                self._grids_bytes -= _grid_bytes(grid)
+            else:
                 kept[grid] = due
         for queue in (*self.stream_time.values(), self.wall_clock):
             kept |= queue.grids_ms()
         return kept
+
+    def _forget_named(self, full_name: str) -> None:
+        cancelled = self._named.pop(full_name)
+        assert cancelled.name is not None
+        self._grids_bytes -= _grid_bytes(cancelled.name)
 
     def _node_of_grid(self, grid: str) -> str | None:
         """Return the node with the longest name that the text of a grid begins with; None if there is none."""
@@ -245,6 +290,19 @@ class TaskSchedules:
             if grid in self._source_topics:
                 return grid
         return None
+
+
+def _name_of_grid(grid: str) -> str:
+    """Return the node and name in the text of a grid.
+
+    >>> _name_of_grid("node/mine (stream_time, every 7 ms)")
+    'node/mine'
+    """
+    return grid.rpartition(" (")[0]
+
+
+def _grid_bytes(grid: str) -> int:
+    return len(msgspec.json.encode(grid)) + DUE_BYTES_MAX
 
 
 def _is_outdated(grid: str, due_ms: int, *, stream_time_ms: int, now_ms: int) -> bool:

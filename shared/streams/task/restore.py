@@ -35,7 +35,7 @@ def restore_progress(task: StreamTask, progress: Progress) -> None:
     task.source_ids = dict(progress.source_ids)
     task.idle_ms = progress.idle_ms
     task.input = progress.input
-    task.schedules.restored = dict(progress.grids_ms)
+    task.schedules.restore(progress.grids_ms)
     task.times.restore(progress)
 
 

@@ -48,6 +48,7 @@ from penstock.shared.streams.punctuation import (
     Schedule,
     Start,
     TaskSchedules,
+    grids_bytes_max_of,
 )
 from penstock.shared.streams.record import ProcessorRecordContext, Record
 from penstock.shared.streams.state.checkpoint import CommitPosition
@@ -155,7 +156,9 @@ class StreamTask:
         self.sources: dict[str, int] = {}
         self.source_ids: dict[str, str] = {}
         self.times = OperatorTimes(topology, self._processors)
-        self.schedules = TaskSchedules(topology.source_topics_by_node(), tuple(self._routes))
+        self.schedules = TaskSchedules(
+            topology.source_topics_by_node(), tuple(self._routes), grids_bytes_max_of(record_bytes_max)
+        )
         # The sum of all advances of time without records.
         self.idle_ms = 0
         # How far `penstock batch` has read the history in files; unset without such a history.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.common.errors import ConfigError, IllegalState
+from penstock.shared.common.errors import ConfigError, IllegalState, RecordTooLarge
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor, ProcessorContext
@@ -23,6 +24,7 @@ from penstock.shared.streams.punctuation import (
     Schedule,
     Start,
     TaskSchedules,
+    grids_bytes_max_of,
 )
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.settings import StreamsSettings
@@ -564,18 +566,19 @@ def test_no_result_in_sight_moves_no_repartition_topics_time() -> None:
 
 def test_an_unused_grid_is_kept_until_its_own_stream_time_has_passed_it() -> None:
     """Of restored schedules that are not scheduled again, those of a sub-topology without records stay."""
-    schedules = TaskSchedules({"a": ("x",), "b": ("y",), "a/b": ("y",)}, ("x", "y"))
-    schedules.restored = {f"{node}/mine (stream_time, every 10 ms)": 100 for node in ("a", "b", "a/b", "gone")}
+    schedules = TaskSchedules({"a": ("x",), "b": ("y",), "a/b": ("y",)}, ("x", "y"), GRIDS_BYTES_MAX)
+    schedules.restore({f"{node}/mine (stream_time, every 10 ms)": 100 for node in ("a", "b", "a/b", "gone")})
     times = {"x": 200}
     kept = schedules.grids_ms(lambda topics: max(times.get(topic, -1) for topic in topics), 0)
     assert list(kept) == ["b/mine (stream_time, every 10 ms)", "a/b/mine (stream_time, every 10 ms)"]
 
 
 TOPICS = ("in",)
+GRIDS_BYTES_MAX = grids_bytes_max_of(1024 * 1024)
 
 
-def task_schedules() -> TaskSchedules:
-    return TaskSchedules({"n": TOPICS}, TOPICS)
+def task_schedules(grids_bytes_max: int = GRIDS_BYTES_MAX) -> TaskSchedules:
+    return TaskSchedules({"n": TOPICS}, TOPICS, grids_bytes_max)
 
 
 def add_schedule(schedules: TaskSchedules, name: str, start: int = 10**9) -> Schedule:
@@ -590,7 +593,7 @@ def test_cancelled_schedules_are_forgotten(count: int) -> None:
     kept = [add_schedule(schedules, f"kept-{i:03}") for i in range(count)]
     for i in range(5_000):
         add_schedule(schedules, f"timer-{i}").cancel()
-        assert len(schedules._named) <= max(SWEEP_MIN, 2 * count)
+        assert len(schedules._named) == count
         assert len(schedules.stream_time[TOPICS]._heap) <= max(SWEEP_MIN, 2 * count)
     assert sorted(schedules.grids_ms(lambda _: 0, 0)) == [
         f"n/kept-{i:03} (stream_time, every 1 ms)" for i in range(count)
@@ -606,8 +609,40 @@ def test_cancelled_schedules_are_removed_when_their_number_has_doubled() -> None
     sizes = []
     for i in range(SWEEP_MIN + 1):
         add_schedule(schedules, f"timer-{i}").cancel()
-        sizes.append((len(schedules._named), len(schedules.stream_time[TOPICS]._heap)))
-    assert sizes == [(size, size) for size in (*range(SWEEP_MIN + 1, 2 * SWEEP_MIN + 1), SWEEP_MIN + 1)]
+        sizes.append(len(schedules.stream_time[TOPICS]._heap))
+    assert sizes == [*range(SWEEP_MIN + 1, 2 * SWEEP_MIN + 1), SWEEP_MIN + 1]
+
+
+def test_the_grids_of_a_task_are_limited() -> None:
+    """A named schedule must fit into the progress record. One that is cancelled or outdated leaves its room."""
+    grid_bytes = len('"n/\\u0000é1 (stream_time, every 1 ms)":9223372036854775807,'.encode())
+    schedules = task_schedules(2 * grid_bytes - 1)
+    first = add_schedule(schedules, "\0é1")
+    with pytest.raises(RecordTooLarge, match=r"'n': schedule '\\x00é2'.* 1 named"):
+        add_schedule(schedules, "\0é2")
+    first.cancel()
+    add_schedule(schedules, "\0é2", start=10)
+    first.cancel()
+    with pytest.raises(RecordTooLarge):
+        add_schedule(schedules, "\0é1")
+    # Restored grids continue although the limit is lower now. They count until they are outdated.
+    after = task_schedules(grid_bytes)
+    after.restore({**schedules.grids_ms(lambda _: 0, 0), "n/\0é3 (stream_time, every 1 ms)": 20})
+    taken_up = add_schedule(after, "\0é2")
+    assert taken_up.due_ms == 10
+    taken_up.cancel()
+    for time, is_room in ((21, False), (22, True)):
+        after.grids_ms(lambda _, time=time: time, 0)  # type: ignore[misc]
+        with nullcontext() if is_room else pytest.raises(RecordTooLarge):
+            add_schedule(after, "\0é4")
+
+
+def test_a_schedule_finds_its_restored_grid_by_its_whole_name() -> None:
+    """It forgets no grid whose name only begins as its own, and looks at no other: a task may have thousands."""
+    schedules = task_schedules()
+    schedules.restore({"n/mine (stream_time, every 9 ms)": 5, "n/mine (2) (stream_time, every 1 ms)": 6})
+    assert add_schedule(schedules, "mine", start=10).due_ms == 10
+    assert add_schedule(schedules, "mine (2)", start=10).due_ms == 6
 
 
 def test_a_clock_that_was_ahead_stops_no_wall_clock_schedule() -> None:
@@ -620,12 +655,12 @@ def test_a_clock_that_was_ahead_stops_no_wall_clock_schedule() -> None:
 
     ahead, schedules = task_schedules(), task_schedules()
     was = due(ahead, now + 2 * day + 7, None).due_ms
-    schedules.restored = ahead.grids_ms(lambda _: 0, 0)
+    schedules.restore(ahead.grids_ms(lambda _: 0, 0))
     now_due = due(schedules, now, None).due_ms
     assert now < now_due <= now + interval
     assert (was - now_due) % interval == 0
     planned = task_schedules()
-    planned.restored = ahead.grids_ms(lambda _: 0, 0)
+    planned.restore(ahead.grids_ms(lambda _: 0, 0))
     assert due(planned, now, was).due_ms == was
 
 
@@ -658,22 +693,21 @@ def wall_clock_due(
 def test_a_restored_wall_clock_grid_is_due_within_an_interval(restored: int, start: int | None, due: int) -> None:
     """It stays on its grid: at most one interval ahead, or at its start, and in the past if it was missed."""
     schedules = task_schedules()
-    schedules.restored = {MINE: restored, "mine (stream_time, every 7 ms)": 5, "mine2 (stream_time, every 7 ms)": 6}
+    schedules.restore({MINE: restored, "mine2 (stream_time, every 7 ms)": 6})
     assert wall_clock_due(schedules, start=start) == due
-    assert schedules.restored == {"mine2 (stream_time, every 7 ms)": 6}
     assert schedules.grids_ms(lambda _: 0, 0) == {MINE: due, "mine2 (stream_time, every 7 ms)": 6}
 
 
 def test_a_new_grid_is_to_be_committed() -> None:
     """Only a named schedule without a restored grid is a new grid to commit."""
     schedules = task_schedules()
-    schedules.restored = {MINE: 1_100}
+    schedules.restore({MINE: 1_100})
     wall_clock_due(schedules, name=None)
     wall_clock_due(schedules)
     assert not schedules.has_new_grid
     wall_clock_due(schedules, name="other")
     assert schedules.has_new_grid
-    schedules.restored = {"third (wall_clock_time, every 300 ms)": 1_100}
+    schedules.restore({"third (wall_clock_time, every 300 ms)": 1_100})
     wall_clock_due(schedules, name="third")
     assert schedules.has_new_grid
     with pytest.raises(ConfigError, match="'mine'"):
@@ -683,7 +717,7 @@ def test_a_new_grid_is_to_be_committed() -> None:
 def test_a_stream_time_grid_is_restored_as_it_was() -> None:
     """A stream-time grid is restored unchanged, however far ahead it is."""
     schedules = task_schedules()
-    schedules.restored = {"n/mine (stream_time, every 1 ms)": 10**12}
+    schedules.restore({"n/mine (stream_time, every 1 ms)": 10**12})
     assert add_schedule(schedules, "mine").due_ms == 10**12
     assert not schedules.has_new_grid
 
