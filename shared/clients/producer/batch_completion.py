@@ -292,7 +292,9 @@ class BatchCompletion:
             # One error may end several batches, each with its own fate.
             error = copy.copy(error)
             error.maybe_written = maybe_written
-        log.warning(
+        # An abort drops the records of all partitions. The error that led to it, if any, was logged before.
+        is_of_abort = isinstance(error, TransactionAborted) and self._is_aborting()
+        (log.debug if is_of_abort else log.warning)(
             "records given up",
             topic_partition=str(batch.tp),
             records=batch.count,
@@ -302,6 +304,9 @@ class BatchCompletion:
         batch.fail(error)
         self._metrics.failed(batch.tp.topic, batch.count)
         self._finish_batch(batch)
+
+    def _is_aborting(self) -> bool:
+        return self._transaction is not None and self._transaction.state is TxnState.ABORTING
 
     def _complete_acknowledged_batch(
         self, batch: ProducerBatch, response: PartitionProduceResponse, now_ms: int

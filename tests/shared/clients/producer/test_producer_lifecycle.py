@@ -246,6 +246,20 @@ async def test_changes_of_state_are_logged() -> None:
     assert len({one["client_id"] for one in logged if "client_id" in one}) == 1
 
 
+async def test_an_abort_by_the_program_warns_of_no_record() -> None:
+    """It drops the records of every partition, as requested. Records that `abort_pending` drops are a warning."""
+    for level in ("debug", "warning"):
+        async with producing(transactional_id="x", linger_ms=60_000) as (_, producer):
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await producer.send("t", b"v")
+            with capture_logs() as logged:
+                if level == "warning":
+                    producer.abort_pending()
+                await producer.abort_transaction()
+        assert [one["log_level"] for one in logged if one["event"] == "records given up"] == [level]
+
+
 async def test_max_block_ms_covers_metadata_and_memory() -> None:
     """max_block_ms limits the waits for metadata and memory together."""
     async with producing(max_block_ms=1_000, buffer_memory=1_000, batch_size=1_000) as (cluster, producer):
