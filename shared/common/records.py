@@ -40,7 +40,7 @@ OFFSET_METADATA_MAX_BYTES = 4_096
 
 
 def header_pairs(headers: AnyHeaders) -> Headers:
-    """Convert a record's headers to pairs if they are a dict.
+    """Convert a record's headers to a tuple of pairs if they are a dict.
 
     Any other value is returned unchanged, also an invalid one. The check of the record comes later.
 

@@ -144,6 +144,8 @@ class TopologyTestDriver:
         self._require_topic(topic)
         pairs = header_pairs(headers)
         _require_record(topic, key, value, timestamp, pairs)
+        # A consumer always returns tuples.
+        pairs = tuple((name, content) for name, content in pairs)
         self._append_records([ProducerRecord(topic, value, key, pairs, timestamp=timestamp)])
 
     def pipe_columns(self, topic: str, records: Iterable[tuple[bytes | None, bytes | None, int]]) -> None:

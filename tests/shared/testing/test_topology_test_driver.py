@@ -232,13 +232,15 @@ def test_a_topic_that_no_source_reads() -> None:
         driver.pipe_columns("inn", [])
 
 
-def test_headers_are_piped_as_a_dict() -> None:
-    """Headers may be a dict, and the record is forwarded with them."""
+@pytest.mark.parametrize("headers", [{"trace": b"1"}, [("trace", b"1")], [["trace", b"1"]]])
+def test_headers_may_be_piped_as_a_dict_or_a_list(headers: Any) -> None:
+    """Processors get a tuple of pairs, as from a consumer, and the record is forwarded with them."""
+    own = (("own", b"2"),)
     builder = StreamsBuilder()
-    builder.stream("in").to("out")
+    builder.stream("in").map(lambda record: record._replace(headers=record.headers + own)).to("out")
     driver = TopologyTestDriver(builder.build())
-    driver.pipe("in", value=b"{}", headers={"trace": b"1"})
-    assert [record.headers for record in driver.read("out")] == [(("trace", b"1"),)]
+    driver.pipe("in", value=b"{}", headers=headers)
+    assert [record.headers for record in driver.read("out")] == [(("trace", b"1"), ("own", b"2"))]
 
 
 def test_records_of_a_topic_that_the_topology_reads_itself() -> None:
