@@ -93,6 +93,8 @@ class WindowStore:
         self._text_keys = text_keys
         self._finals: list[WindowColumns] = []
         self._final_changed: list[WindowColumns] = []
+        # Made once, because an outcome without closed or updated windows has it, as most of single records do.
+        self._no_windows = WindowColumns.joined((), columns.types)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -258,7 +260,7 @@ class WindowStore:
     def _closed_windows(self, states: Sequence[Sequence[Any]]) -> tuple[WindowColumns, Int64Array]:
         count = int(self.table.meta[k.CLOSED])
         if not count:
-            return WindowColumns.joined((), self.columns.types), EMPTY
+            return self._no_windows, EMPTY
         rows = self.table.closed[:count].copy()
         columns = self.columns.of_rows(rows[:, k.CLOSED_COLUMNS :], states)
         ends = rows[:, k.TO] + self.rule.last_ms
@@ -275,7 +277,7 @@ class WindowStore:
     def _updated_windows(self, states: Sequence[dict[int, Any]]) -> tuple[WindowColumns, Int64Array, NDArray[np.bool_]]:
         count = int(self.table.meta[k.UPDATES])
         if not count:
-            return WindowColumns.joined((), self.columns.types), EMPTY, EMPTY != 0
+            return self._no_windows, EMPTY, EMPTY != 0
         rows = self.table.updates[:count].copy()
         retracted = rows[:, 4] == 0
         whole = [list(map(own.get, range(count))) for own in states]
