@@ -8,6 +8,7 @@ the group.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,7 @@ class HandlerRunner:
             not_retriable=load_exceptions(settings.retry.not_retriable, "retry.not_retriable"),
         )
         self._clients = contextlib.AsyncExitStack()
+        self._closing: asyncio.Task[None] | None = None
         self._metrics = RunnerMetrics(self._registry, settings.group_id)
         self.loop: HandlerLoop | None = None
         """The loop that polls and calls the handler. None before there is a connection."""
@@ -105,8 +107,15 @@ class HandlerRunner:
     async def close(self) -> None:
         """Drain, commit, leave the group, close the clients.
 
-        The calls in flight have `shutdown_timeout_ms` minus GIVE_UP_RESERVE_MS. Then they are cancelled.
+        The calls in flight have `shutdown_timeout_ms` minus GIVE_UP_RESERVE_MS. Then they are cancelled. If this call
+        is cancelled, all this continues in the background. A second call waits for its end.
         """
+        if self._closing is None:
+            # A task of its own, which a cancellation of the caller does not reach.
+            self._closing = asyncio.create_task(self._drain_and_close())
+        await asyncio.shield(self._closing)
+
+    async def _drain_and_close(self) -> None:
         try:
             if self.loop is not None:
                 await self.loop.stop(max(0, self._settings.shutdown_timeout_ms - GIVE_UP_RESERVE_MS))

@@ -168,6 +168,7 @@ class Connection:
         # Only to find errors now. `open` reads the files again, since certificates may be renewed.
         aiokafka_options(kafka_settings, self.client_id)
         self._client: Any = None
+        self._closing: asyncio.Future[None] | None = None
         self._coordinators: dict[tuple[str, str], int] = {}
         self._answered_ms: float | None = None
         self._moved: dict[TopicPartition, int] = {}
@@ -187,7 +188,7 @@ class Connection:
             with translating_errors(self.settings.bootstrap_servers, self.client_id):
                 await bootstrap(client, self.settings)
         except BaseException:
-            await client.close()
+            await self._close_client(client)
             raise
         self.adopt(client)
 
@@ -209,12 +210,22 @@ class Connection:
             listener()
 
     async def close(self) -> None:
-        """Close the sockets. Requests in flight end in BrokerNotAvailable, and pending `refresh_metadata` end."""
+        """Close the sockets. Requests in flight end in BrokerNotAvailable, and pending `refresh_metadata` end.
+
+        If the call is cancelled, the sockets are closed in the background. A second call waits for that.
+        """
         # First without a client: a call that runs meanwhile must not open a socket again.
         client = self._client
         self._client = None
         if client is not None:
-            await client.close()
+            await self._close_client(client)
+        elif self._closing is not None:
+            await asyncio.shield(self._closing)
+
+    async def _close_client(self, client: Any) -> None:
+        # A task of its own, which a cancellation of the caller does not reach.
+        self._closing = asyncio.ensure_future(client.close())
+        await asyncio.shield(self._closing)
 
     def silent_ms(self) -> float | None:
         """Return the ms since a broker last answered a request of this client.

@@ -234,6 +234,8 @@ class Consumer(Generic[K, V]):
         )
         self._next_commit_ms = 0
         self._state = "new"
+        self._closed = asyncio.Event()
+        self._disconnecting: asyncio.Task[None] | None = None
         self._wanted: _Subscription | list[TopicPartition] | None = None
         self._is_polling = False
         self._is_woken = False
@@ -272,6 +274,9 @@ class Consumer(Generic[K, V]):
         `timeout_ms` limits the commit, the listener and LeaveGroup together, but LeaveGroup has at least 200 ms. If
         `timeout_ms` is None, `listener_timeout_ms` limits the commit and the listener, or `max_poll_interval_ms` if
         that is shorter. A static member stays in the group.
+
+        If the call is cancelled, so are the commit and the listener. The member then leaves the group in the
+        background. A second call waits for the end of the first one.
         """
         await self._close_consumer(timeout_ms, processed=True)
 
@@ -834,7 +839,11 @@ class Consumer(Generic[K, V]):
     async def _close_consumer(self, timeout_ms: float | None, *, processed: bool) -> None:
         if self._state == "new":
             self._state = "closed"
+            self._closed.set()
         if self._state != "open":
+            # The close in progress waits for its call of the listener.
+            if not self._invoker.is_called(current_task()):
+                await self._closed.wait()
             return
         self._check_reading("close")
         self._state = "closing"
@@ -849,25 +858,32 @@ class Consumer(Generic[K, V]):
         try:
             await self._invoker.leave(work_ms)
         finally:
-            await self._commits.close()
-            self._state = "closed"
             waited_ms = SYSTEM_CLOCK.monotonic_ms() - started_ms
-            await self._leave_group_and_disconnect(None if timeout_ms is None else max(0.0, timeout_ms - waited_ms))
+            left_ms = None if timeout_ms is None else max(0.0, timeout_ms - waited_ms)
+            # A task of its own, which a cancellation of the caller does not reach. Otherwise the member's heartbeats
+            # could go on, and it would keep its partitions.
+            self._disconnecting = asyncio.create_task(self._leave_group_and_disconnect(left_ms))
+            await asyncio.shield(self._disconnecting)
 
     async def _leave_group_and_disconnect(self, timeout_ms: float | None) -> None:
-        """Stop fetching, leave the group and close the sockets.
+        """Stop the commits and the fetches, leave the group and close the sockets.
 
         The wait for the response to LeaveGroup is limited by `timeout_ms`, but not below LEAVE_TIME_MS.
         """
-        await self._fetches.close()
         try:
+            await self._commits.close()
+            self._state = "closed"
+            await self._fetches.close()
             # A task of its own: at the limit the sockets are closed without the response. A broker that does not answer
             # must not hold up the close.
             leaving = asyncio.ensure_future(self._coordinator.close())
             await asyncio.wait({leaving}, timeout=None if timeout_ms is None else max(timeout_ms, LEAVE_TIME_MS) / 1000)
             leaving.cancel()
         finally:
-            await self._connection.close()
+            try:
+                await self._connection.close()
+            finally:
+                self._closed.set()
 
     def _check_open(self) -> None:
         if self._state not in ("open", "closing"):

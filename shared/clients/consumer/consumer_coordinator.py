@@ -332,8 +332,11 @@ class ConsumerCoordinator:
         if self._watch is not None:
             self._watch.cancel()
         self._began_ms = None
+        # All before the first wait, which a limit of the close may cancel.
         for task in self._tasks:
-            await _cancel_task(task)
+            task.cancel()
+        for task in self._tasks:
+            await asyncio.wait([task])
         await self._requests.leave(self.member.leave())
         if self._leaving is not None:
             await asyncio.wait([self._leaving])

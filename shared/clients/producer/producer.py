@@ -162,6 +162,7 @@ class Producer:
         self._state = "new"
         self._until_closed = UntilClosed()
         self._closed = asyncio.Event()
+        self._disconnecting: asyncio.Task[None] | None = None
         self._close_deadline: asyncio.Timeout | None = None
         self._partitioner = ProducerPartitioner(
             self._connection, self._accumulator, settings, partitioner, self._sender.is_slow
@@ -196,7 +197,8 @@ class Producer:
 
         An open transaction is aborted, and its unsent records are dropped. A commit with an unknown outcome is
         requested again. Calls that wait for metadata or buffer memory raise IllegalState at once. A second call waits
-        for the first one, and may shorten its time.
+        for the first one, and may shorten its time. If the call is cancelled, the records left fail at once, and the
+        sockets are closed in the background.
         """
         # There are three cases. 1. Another call closes the producer: wait for it, perhaps for a shorter time.
         if self._state == "closed":
@@ -227,10 +229,18 @@ class Producer:
             )
         finally:
             self._close_deadline = None
+            # A task of its own, which a cancellation of the caller does not reach.
+            self._disconnecting = asyncio.create_task(self._disconnect())
+            await asyncio.shield(self._disconnecting)
+
+    async def _disconnect(self) -> None:
+        """Stop the sender, fail the records left and close the sockets."""
+        try:
+            await self._sender.close()
+            error = IllegalState("the producer was closed before the record was acknowledged")
+            self._sender.completion.fail_all(error, out=True)
+        finally:
             try:
-                await self._sender.close()
-                error = IllegalState("the producer was closed before the record was acknowledged")
-                self._sender.completion.fail_all(error, out=True)
                 await self._connection.close()
             finally:
                 self._metrics.close()

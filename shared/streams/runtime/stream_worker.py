@@ -138,6 +138,7 @@ class StreamWorker(RebalanceListener):
         self._tables = GlobalTables(kafka, self.topology, clock)
         self._purge = RepartitionPurge(kafka, self.topology, clock, settings.repartition_purge_interval_ms)
         self._leaving = False
+        self._closing: asyncio.Task[None] | None = None
         self._is_assigned = False
         self._is_accepted = False
         self._waits_for = "Kafka"
@@ -241,7 +242,15 @@ class StreamWorker(RebalanceListener):
 
         If the last commit fails, or Kafka does not answer, an error line names the partitions. Their records since the
         previous commit are processed again at the next start.
+
+        If the call is cancelled, all this continues in the background. A second call waits for its end.
         """
+        if self._closing is None:
+            # A task of its own, which a cancellation of the caller does not reach.
+            self._closing = asyncio.create_task(self._leave_and_close(timeout_ms), name="shutdown")
+        await asyncio.shield(self._closing)
+
+    async def _leave_and_close(self, timeout_ms: float) -> None:
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
 
         def timeout_left_ms(share: float = 1.0) -> float:
@@ -251,8 +260,10 @@ class StreamWorker(RebalanceListener):
         self._leaving = True
         last = asyncio.create_task(self._commit_to_leave(), name="last-commit")
         try:
-            await self._commits.last(last, self._owned, timeout_left_ms(COMMIT_SHARE))
-            await self._consumer.close(timeout_left_ms(LEAVE_SHARE))
+            try:
+                await self._commits.last(last, self._owned, timeout_left_ms(COMMIT_SHARE))
+            finally:
+                await self._consumer.close(timeout_left_ms(LEAVE_SHARE))
         finally:
             # Without a limit: global tables and standbys do not wait for Kafka when they close. A standby writes its
             # state to disk.

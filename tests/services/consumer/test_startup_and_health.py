@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.services.consumer.daemon import ConsumerDaemon
-from penstock.services.consumer.handler_runner import DEAD_LETTER_HEADROOM_BYTES
+from penstock.services.consumer.handler_runner import DEAD_LETTER_HEADROOM_BYTES, HandlerRunner
 from penstock.services.consumer.progress_watch import ProgressWatch
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.shared.clients.admin import Admin
@@ -19,6 +19,7 @@ from penstock.shared.clients.consumer import ReadingSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings, KafkaSettings
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Request
+from tests.shared.clients.cancelled_close import Close, cancel_close_at_each_turn
 
 
 @pytest.fixture
@@ -135,6 +136,26 @@ async def test_the_configs_of_a_source_topic_need_not_be_readable(arguments: lis
         async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
             configs = await admin.describe_configs("clicks-dlq")
             assert configs["max.message.bytes"] == str(DEFAULT_MAX_MESSAGE_BYTES + DEAD_LETTER_HEADROOM_BYTES)
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+async def test_a_cancelled_close_leaves_nothing_running(guarantee: str, arguments: list[str]) -> None:
+    """The runner's calls end, and its member leaves the group, at whichever turn its close is cancelled."""
+    async with FakeCluster() as cluster:
+        cluster.create_topic("clicks")
+        args = [*arguments, "--processing-guarantee", guarantee, "--kafka.bootstrap-servers", cluster.bootstrap_servers]
+        settings = ConsumerServiceSettings.load([*args, "--consumer.fetch-max-wait-ms", "20"], environ={})
+
+        async def start() -> Close:
+            runner = HandlerRunner(settings)
+            running = asyncio.create_task(runner.run())
+            while runner.consumer is None or runner.loop is None or not runner.consumer.assignment():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            running.cancel()
+            await asyncio.wait({running})
+            return runner.close
+
+        assert await cancel_close_at_each_turn(start, again=True, step=5) > 1
 
 
 A, B = "t-0", "t-1"

@@ -15,6 +15,7 @@ from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 from tests.integration.test_stream_worker import Chain, chain_of, running, topology, until, wait_or_raise
 from tests.integration.test_stream_worker_losses import run_until_error
+from tests.shared.clients.cancelled_close import Close, cancel_close_at_each_turn
 
 TOPIC = "clicks"
 POLL_MS = 20
@@ -158,3 +159,17 @@ async def test_a_worker_neither_polls_nor_closes_with_the_listeners_lock(way: st
                 await loop
             await worker.shutdown()
     assert worker.calls == calls
+
+
+async def test_a_cancelled_shutdown_leaves_nothing_running() -> None:
+    """It commits, leaves the group and closes everything in the background."""
+    async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC, 1) as chain:
+
+        async def start() -> Close:
+            worker = chain.worker()
+            await worker.startup()
+            while not worker.tasks():
+                await worker.run_once()
+            return worker.shutdown
+
+        assert await cancel_close_at_each_turn(start, again=False, step=20) > 1
