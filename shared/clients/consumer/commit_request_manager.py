@@ -40,6 +40,7 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
+from penstock.shared.common.repeated_failure import RepeatedFailure
 
 log = get_logger(__name__)
 
@@ -120,6 +121,8 @@ class CommitRequestManager:
         self._stopped_by: PenstockError | None = None
         """The error after which nothing is sent before the next generation or the next commit."""
         self._rejected_since: dict[TopicPartition, float] = {}
+        self._rejections: defaultdict[TopicPartition, RepeatedFailure] = defaultdict(RepeatedFailure)
+        """The rejections of each partition since its last successful commit, to log them."""
         self._given_up: dict[TopicPartition, tuple[int, PenstockError]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -324,6 +327,7 @@ class CommitRequestManager:
             committed = commit.of(commit.numbers.keys() - rejected.keys()).offsets
             for tp in committed:
                 self._rejected_since.pop(tp, None)
+                self._rejections.pop(tp, None)
                 self._given_up.pop(tp, None)
             if committed:
                 self._on_committed(committed)
@@ -383,7 +387,9 @@ class CommitRequestManager:
         now_ms = self._clock.monotonic_ms()
         again = None
         for tp, error in rejected.items():
-            log.warning("commit rejected", **self._log_fields(), error=type(error).__name__, reason=str(error))
+            if (times := self._rejections[tp].failed(now_ms)) is not None:
+                fields = {**self._log_fields(), "error": type(error).__name__, "reason": str(error)}
+                log.warning("commit rejected", **fields, **times)
             # The coordinator may not know a new topic yet. The time counts from the first rejection, so that later
             # commits do not extend it.
             since_ms = self._rejected_since.setdefault(tp, now_ms)

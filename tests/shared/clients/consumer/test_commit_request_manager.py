@@ -290,15 +290,18 @@ async def test_the_retry_time_of_a_partition_restarts() -> None:
 
 
 async def test_a_partition_is_not_retried_beyond_its_time() -> None:
-    """A partition is not retried after its retry time, even if no check ran at that moment."""
+    """A partition is not retried after its retry time, even if no check ran at that moment. Only the first rejection is
+    logged."""
     member = Member(coordinator := Coordinator())
     coordinator.fates = lambda: f"without t-1: {GONE}"
-    member.later(1, B)
-    await turns(5)
-    assert member.outcomes == []
-    member.clock.advance(REJECTED_RETRY_MS + 1)
-    await turns()
+    with capture_logs() as logged:
+        member.later(1, B)
+        await turns(5)
+        assert member.outcomes == []
+        member.clock.advance(REJECTED_RETRY_MS + 1)
+        await turns()
     assert member.outcomes == [(1, "UnknownTopicOrPartition")]
+    assert [one["event"] for one in logged] == ["commit rejected"]
 
 
 async def test_all_callbacks_of_a_rejected_partition_are_called() -> None:
