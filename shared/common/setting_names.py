@@ -109,6 +109,8 @@ _HINTS = {
     "compression_codec": "use compression_type",
     "max_in_flight": "use max_in_flight_requests_per_connection",
     "rebalance_timeout_ms": "use max_poll_interval_ms",
+    "group_protocol": "a consumer always uses the classic protocol",
+    "client_rack": "a consumer always reads from the leader",
     "consumer_timeout_ms": "use poll(timeout_ms)",
     "fetch_wait_max_ms": "use fetch_max_wait_ms",
     "fetch_message_max_bytes": "use max_partition_fetch_bytes",

@@ -60,6 +60,8 @@ def test_a_reset_by_duration() -> None:
     ("settings", "name", "use"),
     [
         (ConsumerSettings, "enable_auto_commit", 'commit_strategy="auto"'),
+        (ConsumerSettings, "group.protocol", "classic protocol"),
+        (ConsumerSettings, "client_rack", "reads from the leader"),
         (ConsumerSettings, "enable.auto.commit", 'commit_strategy="auto"'),
         (ConsumerSettings, "group.id", "use group_id"),
         (ConsumerSettings, "bootstrap.servers", "KafkaSettings"),
