@@ -37,7 +37,8 @@ async def fill(kafka: Broker, topic: str, records: int) -> None:
 
 
 async def test_topics(kafka: Broker, topic_name: str) -> None:
-    """A topic is created with its configs, described with a new id each time it is created, and deleted."""
+    """A topic is created with its configs, gets more partitions, is described with a new id each time it is created,
+    and deleted."""
     async with Admin(settings_of(kafka)) as admin:
         await admin.create_topics([NewTopic(topic_name, 3, configs={"cleanup.policy": "compact"})])
         await admin.create_topics([NewTopic(topic_name, 3)], exist_ok=True)
@@ -55,6 +56,10 @@ async def test_topics(kafka: Broker, topic_name: str) -> None:
         )
         assert [s.source for s in entries["cleanup.policy"].synonyms] == ["DYNAMIC_TOPIC_CONFIG", "DEFAULT_CONFIG"]
         assert (entries["flush.ms"].source, entries["flush.ms"].is_default) == ("DEFAULT_CONFIG", True)
+        await admin.create_partitions({topic_name: 5})
+        assert len((await admin.describe_topics([topic_name]))[topic_name].partitions) == 5
+        with pytest.raises(InvalidRequest, match=topic_name):
+            await admin.create_partitions({topic_name: 4})
         assert topic_name in await admin.list_topics()
         assert "__consumer_offsets" not in await admin.list_topics()
         await admin.delete_topics([topic_name])

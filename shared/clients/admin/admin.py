@@ -203,7 +203,7 @@ class Admin:
         timeout_ms: int | None,
         correct: Callable[[InvalidRequest], bool] = lambda _: False,
     ) -> list[PenstockError]:
-        """Create or delete `names` at the controller, with retries after retriable errors.
+        """Change the topics `names` at the controller, with retries after retriable errors.
 
         After an InvalidRequest, `correct` may change the request, and returns whether to send it once more.
         An error of the class `no_change` says that a topic already is as requested. Such errors are returned, not
@@ -252,7 +252,10 @@ class Admin:
             await self._retry_request(change, where, timeout_ms)
         return unchanged
 
-    async def _wait_for_leaders(self, names: list[str], timeout_ms: int | None) -> None:
+    async def _wait_for_leaders(
+        self, names: Iterable[str], timeout_ms: int | None, counts: Mapping[str, int] | None = None
+    ) -> None:
+        """Wait until all brokers know each topic, its first `counts` partitions, and a leader of each partition."""
         request = requests.METADATA([(NO_UUID, name, {}) for name in names], False, False, False)
         where = "wait for leaders"
 
@@ -266,6 +269,8 @@ class Admin:
                     if isinstance(error, UnknownTopicOrPartition):
                         raise NotLeaderOrFollower(f"{error}: not known to node {node} yet")
                     raise error
+                if counts is not None and len(topic.partitions) < counts[topic.name]:
+                    raise NotLeaderOrFollower(f"topic {topic.name}: not all partitions known to node {node} yet")
                 for partition in topic.partitions:
                     if partition.leader < 0:
                         raise NotLeaderOrFollower(f"{topic.name}-{partition.partition}: no leader yet")
@@ -298,6 +303,28 @@ class Admin:
         )
         if missing:
             raise missing[0]
+
+    @one_deadline
+    async def create_partitions(self, counts: Mapping[str, int], *, timeout_ms: int | None = None) -> None:
+        """Add partitions to topics, up to a total number for each. Waits as `create_topics` does.
+
+        Records of a key that are sent later may go to another partition than before. Raises UnknownTopicOrPartition,
+        or InvalidRequest if a topic already has so many partitions. The other topics are changed.
+        """
+        broker_limit_ms = self._connection.settings.request_timeout_ms
+        rejected = await self._change_topics(
+            list(counts),
+            lambda pending: requests.CREATE_PARTITIONS(
+                [(name, counts[name], None) for name in pending], broker_limit_ms, False
+            ),
+            InvalidRequest,
+            "create partitions",
+            timeout_ms,
+        )
+        if rejected:
+            raise rejected[0]
+        if counts:
+            await self._wait_for_leaders(counts, timeout_ms, counts)
 
     async def list_topics(self, *, internal: bool = False, timeout_ms: int | None = None) -> list[str]:
         """Return the names of all topics, sorted; Kafka's internal topics only with `internal`."""

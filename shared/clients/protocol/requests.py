@@ -230,6 +230,18 @@ DELETE_TOPICS = ApiVersion(
     (THROTTLE, ("topics", array_of(("name", TEXT), ERROR))),
 )
 
+CREATE_PARTITIONS = ApiVersion(
+    "CreatePartitions",
+    37,
+    1,
+    (
+        ("topics", array_of(("name", TEXT), ("count", Int32), ("assignments", Array(Array(Int32))))),
+        ("timeout_ms", Int32),
+        ("validate_only", Boolean),
+    ),
+    (THROTTLE, ("topics", array_of(("name", TEXT), ERROR, ("error_message", TEXT)))),
+)
+
 DESCRIBE_CONFIGS = ApiVersion(
     "DescribeConfigs",
     32,

@@ -132,6 +132,29 @@ async def test_brokers_are_checked_concurrently_for_a_created_topic(monkeypatch:
             await admin._wait_for_leaders(["new"], 1_000)
 
 
+async def test_created_partitions_are_awaited_until_every_broker_knows_them() -> None:
+    """The next request may go to any broker. It must not find a partition missing."""
+    hidden: set[int] = set()
+    async with FakeCluster(nodes=3) as cluster:
+        cluster.create_topic("t")
+
+        def hide_partitions_once(request: Request) -> Respond | None:
+            if request.node in hidden or len(cluster._state.topics["t"].partitions) == 1:
+                return None
+            hidden.add(request.node)
+            return Respond(Message(topics=[Message(name="t", partitions=[Message(partition=0)])], brokers=[]))
+
+        async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=1)) as admin:
+            await admin.create_partitions({})
+            cluster.control(Api.METADATA, hide_partitions_once)
+            await admin.create_partitions({"t": 3})
+            assert hidden == {1, 2, 3}
+            cluster.create_topic("u")
+            with pytest.raises(InvalidRequest, match=r"topic t: .*3 partitions"):
+                await admin.create_partitions({"t": 3, "u": 2})
+            assert len((await admin.describe_topics(["u"]))["u"].partitions) == 2
+
+
 A = TopicPartition("t", 0)
 
 
@@ -316,12 +339,14 @@ async def test_an_attempt_without_a_connection_sends_nothing(monkeypatch: pytest
 
 
 async def test_a_lost_response_is_no_error() -> None:
-    """The retry finds the topic created or deleted: the attempt without a response has done it."""
+    """The retry finds the topic created, changed or deleted: the attempt without a response has done it."""
     async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
-        for api in (Api.CREATE_TOPICS, Api.DELETE_TOPICS):
+        for api in (Api.CREATE_TOPICS, Api.CREATE_PARTITIONS, Api.DELETE_TOPICS):
             cluster.control(api, Close(handled=True), times=1)
         await admin.create_topics([NewTopic("a", 1), NewTopic("b", 1)])
         assert await admin.list_topics() == ["a", "b"]
+        await admin.create_partitions({"a": 3})
+        assert len((await admin.describe_topics(["a"]))["a"].partitions) == 3
         await admin.delete_topics(["a", "b"])
         assert await admin.list_topics() == []
 

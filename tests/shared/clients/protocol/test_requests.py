@@ -40,6 +40,7 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
     "METADATA": ([(NO_UUID, "t", {})], False, False, False),
     "CREATE_TOPICS": ([("t", 1, -1, [], [("retention.ms", "-1")])], 1_000, False),
     "DELETE_TOPICS": (["t"], 1_000),
+    "CREATE_PARTITIONS": ([("t", 3, None)], 1_000, False),
     "DESCRIBE_CONFIGS": ([(2, "t", None)], False),
     "INCREMENTAL_ALTER_CONFIGS": ([(2, "t", [("retention.ms", 0, "5"), ("cleanup.policy", 1, None)])], False),
     "LIST_OFFSETS": (-1, 0, [("t", [(0, -1, -2)])]),
