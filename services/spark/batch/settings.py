@@ -28,11 +28,17 @@ OF_FILES = ("key_column", "value_column", "live_from")
 
 def require_live_from(text: str) -> str:
     """Return a batch's `live_from` unchanged. Raises ValueError for an invalid time."""
-    if not EXPLICIT_OFFSETS.fullmatch(text):
-        try:
-            time_ms(text)
-        except ConfigError as e:
-            raise ValueError(str(e)) from None
+    return text if EXPLICIT_OFFSETS.fullmatch(text) else require_time(text)
+
+
+def require_time(text: str) -> str:
+    """Return a time of records unchanged. Raises ValueError if it is invalid or before 1970."""
+    try:
+        ms = time_ms(text)
+    except ConfigError as e:
+        raise ValueError(str(e)) from None
+    if ms < 0:
+        raise ValueError("must not be before 1970: Kafka has no negative timestamps")
     return text
 
 
@@ -49,7 +55,7 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
         description="module:function that returns a penstock.streams.Topology: the aggregator's own"
     )
     topology_options: dict[str, str] = Field(default={}, description="keyword arguments for that function")
-    until: str | None = Field(
+    until: Annotated[str, AfterValidator(require_time)] | None = Field(
         default=None,
         description="read records before the first one of this time (ISO 8601, UTC, or ms); default: all there are",
     )
@@ -90,16 +96,6 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
         if len(lower) < len(options):
             raise ValueError("an option is given twice: Spark ignores the case of its name")
         return lower
-
-    @field_validator("until")
-    @classmethod
-    def _require_time(cls, until: str | None) -> str | None:
-        try:
-            if until is not None:
-                time_ms(until)
-        except ConfigError as e:
-            raise ValueError(str(e)) from None
-        return until
 
     @field_validator("every")
     @classmethod

@@ -19,6 +19,8 @@ def load(*flags: str) -> BatchSettings:
     ("flags", "named"),
     [
         (["--until=2026-02-30"], "until: .*'2026-02-30'"),
+        (["--until=-5"], "until: must not be before 1970"),
+        (["--until=1969-12-31"], "until: must not be before 1970"),
         (["--every=often"], "every: .*'often'"),
         (["--every=0s"], "every: .*'0s'"),
         (["--processing-guarantee=at_least_once"], "processing_guarantee: .*at_least_once"),
@@ -26,6 +28,7 @@ def load(*flags: str) -> BatchSettings:
         (["--key-column=a", "--live-from=latest"], "key_column, live_from: only with files"),
         (["--files=f"], "files also need live_from"),
         (["--files=f", "--live-from=2026-02-30"], "live_from: .*'2026-02-30'"),
+        (["--files=f", "--live-from=1969-12-31"], "live_from: must not be before 1970"),
         (["--files=f", "--live-from=latest", "--every=5m"], "every: .*files"),
         (["--files=f", "--live-from=latest", "--until=7"], "until: .*files"),
         (["--files=f", "--live-from=latest", "--format=delta"], "format"),
