@@ -244,6 +244,8 @@ class LogSettings(Section):
 class CommandSettings(BaseSettings):
     """Base of the settings of commands. A subclass has fields for the settings that its command uses.
 
+    A program may also construct it. ConfigError then names the arguments that are unknown, wrong or missing.
+
     Some commands have no subclass, for example `connect`, which reads properties files.
     """
 
@@ -259,6 +261,22 @@ class CommandSettings(BaseSettings):
     """Settings that only flags set, since they are arguments of one call. Another command may use the names."""
 
     log: LogSettings = LogSettings()
+
+    if not TYPE_CHECKING:
+        # As for `Section`. `load` does not come here: it ignores the settings of other commands.
+
+        def __init__(self, /, **values: Any) -> None:
+            cls = type(self)
+            # pydantic-settings has options whose names begin with an underscore.
+            unknown = [name for name in values if name not in cls.model_fields and not name.startswith("_")]
+            if unknown:
+                raise ConfigError(f"{cls.__name__}: " + "; ".join(_describe_unknown_setting(cls, [n]) for n in unknown))
+            try:
+                super().__init__(**values)
+            except ValidationError as e:
+                raise _config_error(cls, e) from None
+            except SettingsError as e:
+                raise ConfigError(f"{cls.__name__}: {e}") from None
 
     @classmethod
     def settings_customise_sources(
@@ -294,8 +312,13 @@ class CommandSettings(BaseSettings):
         of_others = {variable([name]) for name in cls.FLAGS_ONLY}
         environ = {name: value for name, value in environ.items() if name.upper() not in of_others}
         sources: list[PydanticBaseSettingsSource] = []
-        own = {"settings_customise_sources": classmethod(lambda *_, **__: tuple(sources)), "__doc__": cls.__doc__}
-        loaded: Any = type(cls.__name__, (cls,), {**own, "__module__": cls.__module__})
+        own = {
+            "settings_customise_sources": classmethod(lambda *_, **__: tuple(sources)),
+            "__init__": BaseSettings.__init__,
+            "__doc__": cls.__doc__,
+            "__module__": cls.__module__,
+        }
+        loaded: Any = type(cls.__name__, (cls,), own)
         try:
             sources.append(
                 CliSettingsSource(
@@ -417,11 +440,15 @@ def _describe_setting_error(cls: type[BaseModel], error: Any) -> str:
     name = ".".join(path)
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        return f"{name}: no such setting{hint(path, siblings(cls, path), KafkaSettings.model_fields)}"
+        return _describe_unknown_setting(cls, path)
     if not name:
         return str(message)
     is_shown = error["type"] != "missing" and not isinstance(error["input"], dict | BaseModel)
     return f"{name}: {message}" + (f", got {_show_setting_value(path, error['input'])}" if is_shown else "")
+
+
+def _describe_unknown_setting(cls: type[BaseModel], path: Sequence[str]) -> str:
+    return f"{'.'.join(path)}: no such setting{hint(path, siblings(cls, path), KafkaSettings.model_fields)}"
 
 
 def _show_setting_value(path: Sequence[str], value: Any) -> str:

@@ -377,6 +377,24 @@ def test_an_invalid_section_in_a_program_is_an_error() -> None:
         HttpSettings.model_validate({"port": 70000})
 
 
+def test_invalid_command_settings_in_a_program_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of a command that a program creates have the same errors. Variables of other commands are ignored."""
+    monkeypatch.setenv("PENSTOCK_LINGER_MS", "5")
+    named: dict[str, Any] = {"topics": ("t",), "group_id": "g", "handler": "visits:handle"}
+    assert ConsumerServiceSettings(**named, _env_prefix="OTHER_").group_id == "g"
+    with pytest.raises(ConfigError) as raised:
+        ConsumerServiceSettings(**named, auto_offset_reset="earliest", max_attempt=3)
+    assert str(raised.value) == (
+        "ConsumerServiceSettings: auto_offset_reset: no such setting; "
+        "max_attempt: no such setting (did you mean max_attempts?)"
+    )
+    with pytest.raises(ConfigError, match=r"^ConsumerServiceSettings: shutdown_timeout_ms: .* got 0$"):
+        ConsumerServiceSettings(**named, shutdown_timeout_ms=0)
+    monkeypatch.setenv("PENSTOCK_KAFKA", "{")
+    with pytest.raises(ConfigError, match=r'^ConsumerServiceSettings: .*"kafka"'):
+        ConsumerServiceSettings(**named)
+
+
 def test_a_secret_of_the_wrong_kind_is_not_shown() -> None:
     """A secret of the wrong type is not in the error."""
     with pytest.raises(ConfigError) as raised:
