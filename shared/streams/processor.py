@@ -86,8 +86,8 @@ class ProcessorContext(Protocol[KForward, VForward]):
     def forward(self, record: Record[KForward, VForward], to: str | None = None) -> None:
         """Forward a record to all children, or to the one named `to`.
 
-        Raises DataError for an invalid timestamp, ConfigError if no child is named `to`, and IllegalState in `init` and
-        outside of a callback.
+        Raises TypeError for anything but a Record, DataError for an invalid timestamp, ConfigError if no child is named
+        `to`, and IllegalState in `init` and outside of a callback.
         """
         ...
 

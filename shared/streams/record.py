@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, cast
 
 from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import DataError
-from penstock.shared.common.records import INT64_MAX, AnyHeaders, Headers
+from penstock.shared.common.records import INT64_MAX, AnyHeaders, Headers, header_pairs
 
 K = TypeVar("K", covariant=True, default=Any)
 V = TypeVar("V", covariant=True, default=Any)
@@ -42,7 +42,22 @@ class ProcessorRecordContext(NamedTuple):
     offset: int
 
 
-def check_timestamp(timestamp: Any) -> None:
-    """Raise DataError unless a forwarded record's timestamp is a whole number of ms from 0 to 2^63 - 1."""
+def checked_record(record: Any) -> Record:
+    """Return a forwarded record with its headers as a tuple.
+
+    Raises TypeError if it is no Record or has headers that are neither pairs nor a dict. Raises DataError unless its
+    timestamp is a whole number of ms from 0 to 2^63 - 1.
+    """
+    try:
+        timestamp = record.timestamp
+        headers = record.headers
+    except AttributeError:
+        raise TypeError(f"a node must forward a Record, got {type(record).__name__}") from None
     if not isinstance(timestamp, int) or not 0 <= timestamp <= INT64_MAX:
         raise DataError(f"a record's timestamp must be a whole number of ms from 0 to 2^63 - 1, got {timestamp!r}")
+    if type(headers) is tuple:
+        return cast(Record, record)
+    try:
+        return cast(Record, record._replace(headers=tuple(header_pairs(headers))))
+    except TypeError:
+        raise TypeError(f"a record's headers must be pairs or a dict, got {type(headers).__name__}") from None

@@ -77,7 +77,8 @@ class _SameKeyContext:
     def forward(self, record: Record, to: str | None = None) -> None:
         # A changed key would need another partition, and its state would be in the wrong task. FixedKeyRecord (KIP-820)
         # prevents this in Kafka Streams.
-        if self.key is not _ANY_KEY and record.key != self.key:
+        # The forward of anything but a Record raises TypeError.
+        if self.key is not _ANY_KEY and getattr(record, "key", self.key) != self.key:
             raise ConfigError(
                 f"process_values: the processor forwards the key {record.key!r} for a record with the key "
                 f"{self.key!r}; process() is for processors that change keys: it sends their records to the right task"

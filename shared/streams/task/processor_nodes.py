@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.shared.clients.producer.record_validation import checked_headers
 from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.errors import (
     ConfigError,
@@ -24,11 +25,11 @@ from penstock.shared.common.errors import (
     ProcessingFailed,
     RecordTooLarge,
 )
-from penstock.shared.common.records import INT64_MAX, Columns, ConsumerRecord, Int64Array, ProducerRecord, header_pairs
+from penstock.shared.common.records import INT64_MAX, Columns, ConsumerRecord, Int64Array, ProducerRecord
 from penstock.shared.streams.operators.tables import TableJoin, TableLookup
 from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
-from penstock.shared.streams.record import ProcessorRecordContext, Record, check_timestamp
+from penstock.shared.streams.record import ProcessorRecordContext, Record, checked_record
 from penstock.shared.streams.result_encoders import encode_json, encode_result_key, encode_updates
 from penstock.shared.streams.state_store import StateStore
 from penstock.shared.streams.task.callbacks import is_in_callback
@@ -55,8 +56,8 @@ CurrentRecord = Callable[[], ConsumerRecord | None]
 class SinkNodeWriter:
     """The node of a sink: turns the records that reach it into records of its topic.
 
-    Raises RecordTooLarge if a record has more than `record_bytes_max` bytes. A record for a repartition topic carries
-    the coordinates of its source record, if it has one.
+    Raises RecordTooLarge if a record has more than `record_bytes_max` bytes, and SerializationError for an invalid
+    header. A record for a repartition topic carries the coordinates of its source record, if it has one.
     """
 
     def __init__(self, node: SinkNode, record_bytes_max: int, output: Output, current_record: CurrentRecord) -> None:
@@ -71,7 +72,12 @@ class SinkNodeWriter:
         source = None if self._current_record is None else self._current_record()
         if source is not None:
             record = record._replace(headers=record.headers + origin_headers(source))
-        size = record_size(key, value, list(record.headers))
+        try:
+            size = record_size(key, value, list(record.headers))
+        except (TypeError, ValueError, AttributeError):
+            # Raises an error that names the header.
+            checked_headers(self._node.topic, record.headers)
+            raise
         if size > self._record_bytes_max:
             topic = self._node.topic
             limit = self._record_bytes_max
@@ -257,9 +263,7 @@ class NodeContext:
                 f"{self._node.name!r}: forward() was called in init(), before the nodes below are initialized: forward "
                 "in process(), or schedule a punctuation"
             )
-        check_timestamp(record.timestamp)
-        if type(record.headers) is not tuple:
-            record = record._replace(headers=tuple(header_pairs(record.headers)))
+        record = checked_record(record)
         if to is None and self._task.record_metadata is not None:
             self._forward_all(record)
         elif to is None:
