@@ -54,6 +54,23 @@ def require_callable(argument: str, value: Any, *, may_yield: bool = False) -> N
         )
 
 
+def require_no_arguments(argument: str, function: Callable[..., Any]) -> None:
+    """Raise ConfigError if the function cannot be called without arguments.
+
+    >>> require_no_arguments("process: supplier", lambda record: record)
+    Traceback (most recent call last):
+        ...
+    penstock.errors.ConfigError: process: supplier is called without arguments: missing a required argument: 'record'
+    """
+    try:
+        inspect.signature(function).bind()
+    except TypeError as e:
+        raise ConfigError(f"{argument} is called without arguments: {e}") from None
+    # Some functions written in C have no signature.
+    except ValueError:
+        pass
+
+
 def require_plain_methods(owner: str, made: Any, methods: tuple[str, ...]) -> None:
     """Raise ConfigError if one of these methods, of a class or an instance, is async or a generator."""
     for name in methods:

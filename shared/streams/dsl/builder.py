@@ -83,7 +83,13 @@ from penstock.shared.streams.topology import (
     SourceNode,
     Topology,
 )
-from penstock.shared.streams.user_code import plain, require_callable, require_plain_methods
+from penstock.shared.streams.user_code import (
+    SHOWN_MAX,
+    plain,
+    require_callable,
+    require_no_arguments,
+    require_plain_methods,
+)
 from penstock.shared.streams.window_result import WindowKey, WindowResult, result_deserializer
 from penstock.shared.streams.windows.window_rule import Emit, WindowRule, hopping_windows
 
@@ -756,11 +762,14 @@ class Stream(Generic[K, V]):
         require_name(f"{kind}: name", name)
         own_supplier: Any = user_supplier or supplier
         require_callable(f"{kind}: supplier, which makes a processor for each task,", own_supplier)
+        require_no_arguments(f"{kind}: supplier", own_supplier)
         if isinstance(own_supplier, type):
+            if not issubclass(own_supplier, Processor):
+                raise ConfigError(f"{kind}: supplier is the class {own_supplier.__name__}, not a subclass of Processor")
             require_plain_methods(f"{kind}: {own_supplier.__name__}", own_supplier, PROCESSOR_METHODS)
         # As ApiUtils.checkSupplier of Kafka Streams: tasks that share a processor would write to one task's stores.
-        elif (made := own_supplier()) is None:
-            raise ConfigError(f"{kind}: supplier returned None, not a processor")
+        elif not isinstance(made := own_supplier(), Processor):
+            raise ConfigError(f"{kind}: supplier returned {repr(made)[:SHOWN_MAX]}, not a Processor")
         elif own_supplier() is made:
             raise ConfigError(f"{kind}: supplier returned the same object twice; each task needs its own processor")
         own = self._builder._topology

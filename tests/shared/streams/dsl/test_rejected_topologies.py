@@ -15,6 +15,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Count, Mean, Sum
 from penstock.shared.streams.dsl.builder import GlobalTable, Stream, StreamsBuilder, Table, WindowedTable
 from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.operators.stateless import SameKey
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor
 
@@ -68,6 +69,10 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("branch: at least one predicate", lambda: clicks().branch()),
     ("process: supplier", lambda: clicks().process(3)),  # type: ignore[arg-type]
     ("process: supplier returned None", lambda: clicks().process(lambda: None)),  # type: ignore[arg-type,return-value]
+    ("process: supplier returned <object .*, not a Processor", lambda: clicks().process(lambda: object())),  # type: ignore[arg-type,return-value]
+    ("process: supplier is the class int, not a sub", lambda: clicks().process(int)),  # type: ignore[arg-type]
+    ("process: supplier is called without .*'processor'", lambda: clicks().process(SameKey)),  # type: ignore[arg-type]
+    ("process_values: supplier is called without .*'r'", lambda: clicks().process_values(lambda r: r)),  # type: ignore[arg-type]
     ("process: supplier .* the same", lambda: clicks().process(functools.cache(Processor))),
     ("process_values: supplier .* the same", lambda: clicks().process_values(functools.cache(Processor))),
     ("join: joiner must be", lambda: clicks().join(clicks(), 3, JoinWindows.of(5))),  # type: ignore[arg-type]
