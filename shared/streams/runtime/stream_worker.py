@@ -28,6 +28,7 @@ from penstock.shared.common.errors import (
     ConfigError,
     DataError,
     FatalError,
+    IllegalState,
     InconsistentGroupProtocol,
     LogTruncation,
     OffsetOutOfRange,
@@ -137,6 +138,7 @@ class StreamWorker(RebalanceListener):
         self._consumer = _create_group_member(kafka, settings, self._registry, self._assignor)
         self._tables = GlobalTables(kafka, self.topology, clock)
         self._purge = RepartitionPurge(kafka, self.topology, clock, settings.repartition_purge_interval_ms)
+        self._is_started = False
         self._leaving = False
         self._closing: asyncio.Task[None] | None = None
         self._is_assigned = False
@@ -151,8 +153,11 @@ class StreamWorker(RebalanceListener):
         """Wait for the topics that the topology only reads, create its others, load global tables, and join the group.
 
         Raises UnknownTopicOrPartition with the topics that did not appear in time, ConfigError if the topics or the
-        state directory are unsuitable, and KafkaTimeout or OffsetOutOfRange if a global table cannot be loaded.
+        state directory are unsuitable, and KafkaTimeout or OffsetOutOfRange if a global table cannot be loaded. Raises
+        IllegalState if the worker was started before.
         """
+        if self._is_started:
+            raise IllegalState("the worker was started already; make a new one")
         self._task_factory.startup()
         # Compiling may take some seconds, in which a member of the group could miss heartbeats.
         await loaded(compile_kernels, "the kernels")
@@ -163,6 +168,7 @@ class StreamWorker(RebalanceListener):
         await self._tables.load()
         self._waits_for = "the group's assignment"
         await self._join_group()
+        self._is_started = True
 
     async def run_once(self, now_ms: int | None = None) -> None:
         """Do one turn: poll, collect restored tasks, process, punctuate, and begin a commit if one is due.
@@ -171,8 +177,10 @@ class StreamWorker(RebalanceListener):
         at any moment: a commit in progress continues, and `shutdown` can still commit.
 
         An error ends the worker: call `shutdown`, and start a new worker. OffsetOutOfRange is raised if a global
-        table's topic lacks the position.
+        table's topic lacks the position. IllegalState is raised before `startup` has ended.
         """
+        if not self._is_started:
+            raise IllegalState("the worker is new; call startup() first")
         # 1. Fetch. The group's callbacks, such as `on_partitions_revoked`, are called in here.
         await self._poll_records()
         await self._tables.poll()

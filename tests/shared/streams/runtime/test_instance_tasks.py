@@ -83,6 +83,7 @@ def worker_of(*restores: Coroutine[Any, Any, StreamTask], **more: Any) -> Stream
     worker = StreamWorker(KafkaSettings(), StreamsSettings(application_id="app"), builder.build(), **more)
     consumer: Any = Fetching(*(TopicPartition("in", partition) for partition in range(len(restores))))
     worker._consumer = consumer
+    worker._is_started = True
     for partition, restore in enumerate(restores):
         consumer.pause(TopicPartition("in", partition))
         worker._owned[partition] = owned = owned_of(partition)
@@ -104,6 +105,16 @@ async def ended(worker: StreamWorker, *partitions: int) -> None:
     """Wait until the restores of these partitions have ended."""
     restores = [worker.tasks()[partition].restoring for partition in partitions]
     await asyncio.wait([one for one in restores if one is not None])
+
+
+async def test_a_worker_is_started_once() -> None:
+    """A turn before `startup`, and a second `startup`, raise IllegalState that says so."""
+    worker = worker_of()
+    with pytest.raises(IllegalState, match="the worker was started already"):
+        await worker.startup()
+    worker._is_started = False
+    with pytest.raises(IllegalState, match=r"the worker is new; call startup\(\) first"):
+        await worker.run_once()
 
 
 def states(worker: StreamWorker) -> list[str]:
