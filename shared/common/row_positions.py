@@ -50,7 +50,8 @@ def start_bytes(start: int) -> bytes:
 
 
 key_hash = crc32
-"""The first sort key of a partition's rows, in memory and on disk: a 32-bit number."""
+"""The first sort key of a partition's rows, in memory and on disk: a number below `KEY_HASHES`."""
+KEY_HASHES = 1 << 32
 
 
 def row_order(key: bytes, start: int) -> RowOrder:

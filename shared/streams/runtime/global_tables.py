@@ -16,7 +16,7 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.serialization import string_deserializer
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.state.key_value_store import TableRow, key_of_store
+from penstock.shared.streams.state.key_value_store import KeysByHash, TableRow, key_of_store
 from penstock.shared.streams.topology import GlobalTableNode, Topology
 from penstock.shared.streams.user_code import user_copy
 
@@ -42,6 +42,7 @@ class GlobalTableRows:
         self._node = node
         self.key_type = node.key
         self._rows: dict[Any, Any] = {}
+        self._keys = KeysByHash()
         self.position: dict[int, int] = {}
         """The next offset to read, by partition."""
 
@@ -62,9 +63,9 @@ class GlobalTableRows:
         """Return the key's row in a list, or an empty list."""
         return [TableRow(key, self._rows[key])] if key in self._rows else []
 
-    def keys(self) -> Iterator[Any]:
-        """Return an iterator over the keys that exist at the time of the call."""
-        return iter(list(self._rows))
+    def keys_between(self, low: int, high: int) -> list[Any]:
+        """Return the keys whose `key_hash` is from `low` to `high`, in no order."""
+        return self._keys.between(low, high)
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Yield all keys and values."""
@@ -82,9 +83,12 @@ class GlobalTableRows:
             # current.
             return e if isinstance(e, DataError) else DataError(f"{self.topic}: {type(e).__name__}: {e}")
         if row is None:
-            self._rows.pop(own, None)
-        else:
-            self._rows[own] = row
+            if self._rows.pop(own, None) is not None:
+                self._keys.remove(own)
+            return None
+        if own not in self._rows:
+            self._keys.add(own)
+        self._rows[own] = row
         return None
 
 

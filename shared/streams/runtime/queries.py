@@ -2,13 +2,14 @@
 
 A response has the rows of the tasks that run on this instance, or of the instance's copy of a global table. The
 response lists its partitions, each with a position: source offsets before which all records are reflected in the rows.
-A query of one key is answered at once, while the tasks process no record. A larger query is read in slices, and the
-tasks process records between the slices. So a row may also reflect records after the position. A response may include
-changes that are not committed yet.
+Rows are read in slices, and the tasks process records between the slices. So a row may also reflect records after the
+position. A query of one key that reads few rows is answered at once, while the tasks process no record. A response may
+include changes that are not committed yet.
 
 Rows are ordered by partition, then by hash of the key, key and start. All kinds of stores, on disk and in memory, use
 this order. So a query whose response was cut can continue after its last row, even on another instance that has taken
-over the partition. A row that exists during the whole query is returned once.
+over the partition. A row that exists during the whole query is returned once. Each store finds the keys of a range of
+hashes without reading the others, so a page takes time in the order of its rows.
 
 A query's key is text or bytes. For a store with bytes as keys, text is encoded as UTF-8. For a store with text as keys,
 bytes are decoded.
@@ -16,16 +17,16 @@ bytes are decoded.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Generator, Iterator, Mapping
+from itertools import groupby
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import key_in_store_type, raw_key
-from penstock.shared.common.row_positions import RowOrder, RowPosition, key_hash, row_order
+from penstock.shared.common.row_positions import KEY_HASHES, RowOrder, RowPosition, key_hash, row_order
 from penstock.shared.streams.aggregations.latest import LATEST
 from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.runtime.global_tables import GlobalTableRows
@@ -38,8 +39,7 @@ from penstock.shared.streams.topology import KeyType, Topology
 # A response has at most this many rows. Queries with `StoreQuery.after` return the rest.
 QUERY_ROWS_MAX = 10_000
 SLICE_ROWS = 2_000
-"""The most rows that are read at once, except that a key in memory is read with all its rows. Reading them takes some
-milliseconds, in which no record is processed."""
+"""About the most rows that are read at once. Reading them takes some milliseconds, in which no record is processed."""
 
 
 class StoreQuery(NamedTuple):
@@ -168,70 +168,25 @@ class _StoreQueryPage:
         self._builder = builder
         self._query = query
         self._rows_max = rows_max
-        self._after: RowOrder | None = None
-        if query.after is not None and query.after.partition == (partition or 0):
-            self._after = row_order(query.after.key, query.after.start)
-        self._bound: RowOrder | None = None
-        """The order of the last row that fits, once there are enough rows."""
-        self._found: list[tuple[RowOrder, dict[str, Any]]] = []
         self.rows: list[dict[str, Any]] = []
         self.has_more = False
 
     def read(self, store: Any, wanted: _Range) -> Iterator[None]:
-        """Find the rows that the query selects in a task's store or a global table; yields after every slice."""
-        if wanted.key is not None:
-            self._add_matching_rows(row for row in store.rows_of(wanted.key) if wanted.has(row.key))
-        elif isinstance(store, PersistentStore):
-            after = None if self._after is None else self._query.after
-            in_memory = store.keys_in_memory()
-            yield from self._read_keys(store, iter(in_memory), wanted)
-            for slice_ in _slice_rows(store.rows_on_disk(None if after is None else (after.key, after.start))):
-                # The other keys were read before. Rows on disk may be older.
-                self._add_matching_rows(row for row in slice_ if row.key not in in_memory and wanted.has(row.key))
-                self._trim_rows()
-                # Rows on disk come in the order of the response, so all later ones are beyond its end.
-                if self._bound is not None and _row_order_of(slice_[-1]) > self._bound:
-                    break
-                yield
-        else:
-            yield from self._read_keys(store, store.keys(), wanted)
-        self._trim_rows()
-        self.has_more = len(self._found) > self._rows_max
-        self.rows = [row for _, row in self._found[: self._rows_max]]
-
-    def _read_keys(self, store: Any, keys: Iterator[Any], wanted: _Range) -> Iterator[None]:
+        """Find the rows that the query selects in a task's store or a global table; yields between slices."""
+        after = self._query.after
+        at = None if after is None or after.partition != (self._partition or 0) else (after.key, after.start)
+        has_windows = self._builder is not None and not self._builder.schema.is_table
+        reader = _StoreReader(store, has_windows, wanted, at, min(SLICE_ROWS, self._rows_max + 1))
         read = 0
-        for key in keys:
-            is_read = wanted.has(key) and self._may_have(key_hash(raw_key(key)))
-            rows = store.rows_of(key) if is_read else ()
-            self._add_matching_rows(rows)
-            read += len(rows) or 1
-            if read >= SLICE_ROWS:
+        for slice_ in reader.slices():
+            self.rows += map(self._row_as_dict, filter(self._row_matches, slice_))
+            self.has_more = len(self.rows) > self._rows_max
+            if self.has_more:
+                break
+            read += len(slice_)
+            if wanted.key is None or read >= SLICE_ROWS:
                 yield
-                read = 0
-        if read:
-            yield
-
-    def _may_have(self, hash_: int) -> bool:
-        return (self._after is None or hash_ >= self._after[0]) and (self._bound is None or hash_ <= self._bound[0])
-
-    def _add_matching_rows(self, rows: Iterable[StateStoreRow]) -> None:
-        for row in rows:
-            order = _row_order_of(row)
-            if self._after is not None and order <= self._after:
-                continue
-            if (self._bound is None or order < self._bound) and self._row_matches(row):
-                self._found.append((order, self._row_as_dict(row)))
-                # Keeps memory limited, and does not sort for each row.
-                if len(self._found) >= 2 * (self._rows_max + 1) + SLICE_ROWS:
-                    self._trim_rows()
-
-    def _trim_rows(self) -> None:
-        """Keep the first `_rows_max` rows found, in order, and one more to detect that there are others."""
-        self._found.sort(key=itemgetter(0))
-        del self._found[self._rows_max + 1 :]
-        if len(self._found) > self._rows_max:
-            self._bound = self._found[-1][0]
+        del self.rows[self._rows_max :]
 
     def _row_matches(self, row: StateStoreRow) -> bool:
         if self._builder is None:
@@ -244,12 +199,105 @@ class _StoreQueryPage:
         return {"partition": self._partition, **_store_row_as_dict(row, self._builder)}
 
 
-RowT = TypeVar("RowT")
+class _StoreReader:
+    """Reads the rows of a store whose keys are wanted, in order, in slices. The store may change between two slices.
+
+    The next slice begins after the position that the last one reached, whatever rows the store has by then.
+    """
+
+    def __init__(
+        self, store: Any, has_windows: bool, wanted: _Range, after: tuple[bytes, int] | None, slice_rows: int
+    ) -> None:
+        self._store = store
+        self._has_windows = has_windows
+        self._wanted = wanted
+        self._after = after
+        self._slice_rows = slice_rows
+        """About the most rows of the next slice. It grows to SLICE_ROWS, so that a small page costs little."""
+
+    def slices(self) -> Iterator[list[StateStoreRow]]:
+        """Yield slices of rows; some may be empty."""
+        if self._wanted.key is not None:
+            yield from self._slices_of_key(self._wanted.key)
+            return
+        low = 0 if self._after is None else key_hash(self._after[0])
+        while low < KEY_HASHES:
+            # Hashes are spread evenly, so the keys of about `_slice_rows` rows have a hash in this range.
+            high = min(low + KEY_HASHES * self._slice_rows // max(len(self._store), 1), KEY_HASHES - 1)
+            rows, is_complete = self._read_slice(low, high)
+            low = high + 1 if is_complete or self._after is None else key_hash(self._after[0])
+            self._slice_rows = min(SLICE_ROWS, 2 * self._slice_rows)
+            yield rows
+
+    def _slices_of_key(self, key: Any) -> Iterator[list[StateStoreRow]]:
+        is_complete = not self._wanted.has(key)
+        while not is_complete:
+            rows, is_complete = self._rows_of(key)
+            self._slice_rows = min(SLICE_ROWS, 2 * self._slice_rows)
+            self._after = _position_of(rows[-1]) if rows else self._after
+            yield rows
+
+    def _read_slice(self, low: int, high: int) -> tuple[list[StateStoreRow], bool]:
+        """Read the next rows of keys with these hashes. Return them, and whether they are the last of this range."""
+        on_disk: list[StateStoreRow] = []
+        reached = None
+        if isinstance(self._store, PersistentStore):
+            on_disk, reached = self._store.read_disk(low, high, self._after, self._slice_rows, self._wanted.has)
+            high = high if reached is None else key_hash(reached[0])
+        rows, is_complete = self._rows_in_memory(low, high)
+        ends = [] if reached is None else [reached]
+        if not is_complete:
+            ends.append(_position_of(rows[-1]))
+        rows = sorted(rows + on_disk, key=_row_order_of) if rows and on_disk else rows or on_disk
+        if not ends:
+            return rows, True
+        # Memory and disk were both read up to here. The rows after it are read again with the next slice.
+        self._after = min(ends, key=_order_of)
+        end = _order_of(self._after)
+        while rows and _row_order_of(rows[-1]) > end:
+            rows.pop()
+        return rows, False
+
+    def _rows_in_memory(self, low: int, high: int) -> tuple[list[StateStoreRow], bool]:
+        """Return the next rows of the keys in memory with these hashes, and whether they are the last ones."""
+        keys = self._store.keys_between(low, high)
+        hashed = sorted((key_hash(raw := raw_key(key)), raw, key) for key in keys if self._wanted.has(key))
+        rows: list[StateStoreRow] = []
+        for _, same_hash in groupby(hashed, itemgetter(0)):
+            if len(rows) >= self._slice_rows:
+                return rows, False
+            same = [key for _, _, key in same_hash]
+            own, is_complete = self._rows_of(same[0]) if len(same) == 1 else (self._rows_of_keys(same), True)
+            rows += own
+            if not is_complete:
+                return rows, False
+        return rows, True
+
+    def _rows_of(self, key: Any) -> tuple[list[StateStoreRow], bool]:
+        """Return the next rows of a key, and whether they are its last ones."""
+        raw = raw_key(key)
+        start = None
+        if self._after is not None and self._after[0] == raw:
+            start = self._after[1]
+        elif self._after is not None and key_hash(self._after[0]) == key_hash(raw):
+            return self._rows_of_keys([key]), True
+        if not self._has_windows:
+            return (self._store.rows_of(key) if start is None else []), True
+        rows = self._store.rows_after(key, start, self._slice_rows)
+        return rows, len(rows) < self._slice_rows
+
+    def _rows_of_keys(self, keys: list[Any]) -> list[StateStoreRow]:
+        """Return all next rows of keys with the same hash, in order: a start may be compared with a part of a key."""
+        rows = sorted((row for key in keys for row in self._store.rows_of(key)), key=_row_order_of)
+        return [row for row in rows if self._after is None or _row_order_of(row) > _order_of(self._after)]
 
 
-def _slice_rows(rows: Iterator[RowT]) -> Iterator[list[RowT]]:
-    while some := list(islice(rows, SLICE_ROWS)):
-        yield some
+def _position_of(row: StateStoreRow) -> tuple[bytes, int]:
+    return raw_key(row.key), row.start
+
+
+def _order_of(position: tuple[bytes, int]) -> RowOrder:
+    return row_order(*position)
 
 
 def _row_order_of(row: StateStoreRow) -> RowOrder:

@@ -11,18 +11,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any, Generic
 
 from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import DataError
-from penstock.shared.common.key_range import key_in_store_type
+from penstock.shared.common.key_range import key_in_store_type, raw_key
+from penstock.shared.common.row_positions import key_hash
 from penstock.shared.streams.state.row_store import RowStore
 from penstock.shared.streams.user_code import user_copy
 
 K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
+
+BLOCK_KEYS_MAX = 256
+"""A block of keys with more is split into two. Removing a key searches one block."""
 
 
 def key_of_store(store: str, key: Any, text_keys: bool) -> Any:
@@ -33,6 +38,47 @@ def key_of_store(store: str, key: Any, text_keys: bool) -> Any:
     if not isinstance(key, str | bytes):
         raise DataError(f"store {store!r}: a key must be text or bytes, got {type(key).__name__}")
     return key_in_store_type(key, text_keys)
+
+
+class KeysByHash:
+    """Keys in blocks of neighbouring `key_hash`es, so that those of a range of hashes are found without the others.
+
+    >>> keys = KeysByHash()
+    >>> for number in range(1_000): keys.add(f"k{number}")
+    >>> keys.remove("k7"); len(keys.between(0, 2**32 - 1)), keys.between(key_hash(b"k8"), key_hash(b"k8"))
+    (999, ['k8'])
+    """
+
+    def __init__(self) -> None:
+        self._firsts = [0]
+        """The lowest hash that a key of each block may have."""
+        self._blocks: list[list[Any]] = [[]]
+
+    def add(self, key: Any) -> None:
+        """Add a key, which must be new."""
+        at = self._block_of(key)
+        block = self._blocks[at]
+        block.append(key)
+        if len(block) > BLOCK_KEYS_MAX:
+            hashes = [key_hash(raw_key(each)) for each in block]
+            middle = sorted(hashes)[len(hashes) // 2]
+            if middle > self._firsts[at]:
+                self._firsts.insert(at + 1, middle)
+                hashed = list(zip(hashes, block, strict=True))
+                lower = [each for hash_, each in hashed if hash_ < middle]
+                self._blocks[at : at + 1] = [lower, [each for hash_, each in hashed if hash_ >= middle]]
+
+    def remove(self, key: Any) -> None:
+        """Remove a key, which must be there."""
+        self._blocks[self._block_of(key)].remove(key)
+
+    def between(self, low: int, high: int) -> list[Any]:
+        """Return the keys whose `key_hash` is from `low` to `high`, in no order."""
+        blocks = self._blocks[bisect_right(self._firsts, low) - 1 : bisect_right(self._firsts, high)]
+        return [key for block in blocks for key in block if low <= key_hash(raw_key(key)) <= high]
+
+    def _block_of(self, key: Any) -> int:
+        return bisect_right(self._firsts, key_hash(raw_key(key))) - 1
 
 
 class TableRow:
@@ -62,6 +108,7 @@ class KeyValueStore(RowStore[TableRow], Generic[K, V]):
         super().__init__(name)
         self._text_keys = text_keys
         self._rows: dict[Any, TableRow] = {}
+        self._keys = KeysByHash()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -91,13 +138,13 @@ class KeyValueStore(RowStore[TableRow], Generic[K, V]):
         former = self._rows.get(own)
         # A new row, also for an existing key: iterators over the store keep the old one.
         row = TableRow(own, value, persisted=former is not None and former.persisted)
-        self._rows[own] = row
+        self._set_row(row)
         self._mark_row_dirty(row)
 
     def delete(self, key: K) -> None:
         """Remove a row; a missing row is no error."""
         key = self.own_key(key)
-        if (row := self._rows.pop(key, None)) is not None:
+        if (row := self._pop_row(key)) is not None:
             self._mark_row_removed(row)
 
     def own_key(self, key: Any) -> Any:
@@ -124,14 +171,28 @@ class KeyValueStore(RowStore[TableRow], Generic[K, V]):
         """Return an iterator over the keys that exist now; later changes of the store do not affect it."""
         return iter(list(self._rows))
 
+    def keys_between(self, low: int, high: int) -> list[Any]:
+        """Return the keys whose `key_hash` is from `low` to `high`, in no order."""
+        return self._keys.between(low, high)
+
     def evict(self, key: Any) -> int:
         """Drop a key's row from memory, because it is kept elsewhere; return the number of rows dropped."""
-        return 0 if self._rows.pop(key, None) is None else 1
+        return 0 if self._pop_row(key) is None else 1
 
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
         """Restore one row."""
-        self._rows[key] = TableRow(key, states[0], persisted=True)
+        self._set_row(TableRow(key, states[0], persisted=True))
 
     def unload(self, key: Any, start: int) -> None:
         """Restore a removal."""
-        self._rows.pop(key, None)
+        self._pop_row(key)
+
+    def _set_row(self, row: TableRow) -> None:
+        if row.key not in self._rows:
+            self._keys.add(row.key)
+        self._rows[row.key] = row
+
+    def _pop_row(self, key: Any) -> TableRow | None:
+        if (row := self._rows.pop(key, None)) is not None:
+            self._keys.remove(key)
+        return row

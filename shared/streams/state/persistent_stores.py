@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, starmap
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.shared.common.key_range import key_in_store_type, raw_key
@@ -47,14 +47,22 @@ class StoredRows:
     def count(self) -> int:
         return self._db.count(self._number)
 
-    def of(self, key: bytes) -> Sequence[tuple[int, StoredRow]]:
-        return self._db.rows_of(self._number, key)
+    def of(self, key: bytes, after: int | None = None, limit: int | None = None) -> Sequence[tuple[int, StoredRow]]:
+        return self._db.rows_of(self._number, key, after, limit)
+
+    def latest_of(self, key: bytes, end_max: int, limit: int) -> Sequence[tuple[int, StoredRow]]:
+        return self._db.latest_rows_of(self._number, key, end_max, limit)
 
     def of_many(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Sequence[tuple[int, StoredRow]]]]:
         return self._db.rows_of_many(self._number, keys)
 
-    def all(self, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, StoredRow]]:
-        return self._db.rows(self._number, after)
+    def all(self) -> Iterator[tuple[bytes, int, StoredRow]]:
+        return self._db.rows(self._number)
+
+    def between(
+        self, low: int, high: int, after: tuple[bytes, int] | None, limit: int
+    ) -> list[tuple[bytes, int, StoredRow]]:
+        return self._db.rows_between(self._number, low, high, after, limit)
 
     def take_due(self, since: int, limit: int) -> tuple[set[bytes], int]:
         return self._db.take_due(self._number, since, limit)
@@ -133,22 +141,36 @@ class PersistentStore(ABC, Generic[CacheT]):
 
         A table's rows may be added, changed or removed during the iteration.
         """
-        return chain(self._cache.rows(), self.rows_on_disk(without=self.keys_in_memory()))
+        in_memory = self.keys_in_memory()
+        on_disk = (row for row in self._rows.all() if self._codec.key_of(row[0]) not in in_memory)
+        return chain(self._cache.rows(), starmap(self._decode_row, on_disk))
 
     def keys_in_memory(self) -> frozenset[Any]:
         """Return the keys that are in memory now. They may have newer rows there than on disk."""
         return frozenset(self._loaded)
 
-    def rows_on_disk(
-        self, after: tuple[bytes, int] | None = None, without: Collection[Any] = ()
-    ) -> Iterator[StateStoreRow]:
-        """Yield the rows on disk in the order of key hash, key and start, but not those of the keys in `without`.
+    def read_disk(
+        self,
+        low: int,
+        high: int,
+        after: tuple[bytes, int] | None,
+        limit: int,
+        is_wanted: Callable[[Any], bool],
+    ) -> tuple[list[StateStoreRow], tuple[bytes, int] | None]:
+        """Read at most `limit` rows on disk, in the order of key hash, key and start.
 
-        With `after`, only the rows after this key and start.
+        The hashes of their keys are from `low` to `high`. With `after`, only rows after this key and start are read.
+        Return those rows whose keys are wanted and not in memory, and the last row's key and start if `limit` rows were
+        read, else None.
         """
-        for raw, start, row in self._rows.all(after):
-            if (key := self._codec.key_of(raw)) not in without:
-                yield self._row_from_disk(key, start, row.end, self._codec.unpack(row.state))
+        found = self._rows.between(low, high, after, limit)
+        keys = [self._codec.key_of(raw) for raw, *_ in found]
+        rows = [
+            self._row_from_disk(key, start, row.end, self._codec.unpack(row.state))
+            for key, (_, start, row) in zip(keys, found, strict=True)
+            if key not in self._loaded and is_wanted(key)
+        ]
+        return rows, found[-1][:2] if len(found) == limit else None
 
     def rows_of(self, key: Any) -> Sequence[Any]:
         """Return the key's live rows in order of start. A key that is not in memory stays on disk.
@@ -157,8 +179,7 @@ class PersistentStore(ABC, Generic[CacheT]):
         """
         if key in self._loaded:
             return self._cache.rows_of(key)
-        found = self._rows.of(raw_key(key))
-        return [self._row_from_disk(key, start, row.end, self._codec.unpack(row.state)) for start, row in found]
+        return self._decode_rows_of(key, self._rows.of(raw_key(key)))
 
     def committed(self) -> None:
         """Mark the changes as prepared; they stay in memory until the commit is confirmed."""
@@ -258,6 +279,12 @@ class PersistentStore(ABC, Generic[CacheT]):
     def _note_end_in_due_index(self, end: int) -> None:
         self._due.came(end)
 
+    def _decode_rows_of(self, key: Any, found: Sequence[tuple[int, StoredRow]]) -> list[Any]:
+        return [self._row_from_disk(key, start, row.end, self._codec.unpack(row.state)) for start, row in found]
+
+    def _decode_row(self, raw: bytes, start: int, row: StoredRow) -> StateStoreRow:
+        return self._row_from_disk(self._codec.key_of(raw), start, row.end, self._codec.unpack(row.state))
+
     @abstractmethod
     def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> StateStoreRow:
         """Return a row of the disk."""
@@ -271,6 +298,22 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
         self.windows = cache
         cache.fetch = self._fetch_batch_rows
         self._expired = DueIndex()
+
+    def keys_between(self, low: int, high: int) -> list[Any]:
+        """As `WindowStore.keys_between`, but only for the keys in memory."""
+        return self._cache.keys_between(low, high)
+
+    def rows_after(self, key: Any, after: int | None, limit: int) -> Sequence[Any]:
+        """As `WindowStore.rows_after`. A key that is not in memory stays on disk."""
+        if key in self._loaded:
+            return self._cache.rows_after(key, after, limit)
+        return self._decode_rows_of(key, self._rows.of(raw_key(key), after, limit))
+
+    def latest_rows(self, key: Any, end_max: int, limit: int) -> Sequence[Any]:
+        """As `WindowStore.latest_rows`. A key that is not in memory stays on disk."""
+        if key in self._loaded:
+            return self._cache.latest_rows(key, end_max, limit)
+        return self._decode_rows_of(key, self._rows.latest_of(raw_key(key), end_max, limit))
 
     def _fetch_batch_rows(self, keys: Iterable[bytes], time_ms: int) -> None:
         rule = self.windows.rule
@@ -411,6 +454,10 @@ class PersistentKeyValueStore(PersistentRowStore[KeyValueStore]):
     def keys(self) -> Iterator[Any]:
         """Yield all keys as they are now."""
         return (row.key for row in self.rows())
+
+    def keys_between(self, low: int, high: int) -> list[Any]:
+        """As `KeyValueStore.keys_between`, but only for the keys in memory."""
+        return self._cache.keys_between(low, high)
 
     def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> StateStoreRow:
         return TableRow(key, states[0], persisted=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from rocksdict import (
     DbClosedError,
     Options,
     Rdict,
+    RdictIter,
     ReadOptions,
     SliceTransform,
     WriteBatch,
@@ -34,7 +36,7 @@ from rocksdict import (
 
 from penstock.shared.common.errors import StateStoreFailed
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.row_positions import key_hash, start_bytes
+from penstock.shared.common.row_positions import KEY_HASHES, key_hash, start_bytes
 from penstock.shared.streams.state.checkpoint import Checkpoint
 from penstock.shared.streams.state_store import NEVER
 
@@ -178,10 +180,28 @@ class RocksDb:
             value = self._db.get(_row_key(store, key, start))
         return None if value is None else _unpack_row(value)
 
-    def rows_of(self, store: int, key: bytes) -> list[tuple[int, StoredRow]]:
-        """Return a key's rows with their starts, in order."""
-        ((_, found),) = self.rows_of_many(store, (key,))
-        return found
+    def rows_of(
+        self, store: int, key: bytes, after: int | None = None, limit: int | None = None
+    ) -> list[tuple[int, StoredRow]]:
+        """Return a key's rows with their starts, in order: at most `limit`, and only starts after `after`."""
+        begin = _row_key_prefix(store, key) + key
+        with self._errors:
+            rows = self._db.iter(self._in_prefix)
+        return list(islice(self._key_rows(rows, begin, None if after is None else begin + start_bytes(after)), limit))
+
+    def latest_rows_of(self, store: int, key: bytes, end_max: int, limit: int) -> list[tuple[int, StoredRow]]:
+        """Return a key's last rows with their starts, in order: at most `limit`, which end at `end_max` or earlier."""
+        begin = _row_key_prefix(store, key) + key
+        found: list[tuple[int, StoredRow]] = []
+        with self._errors:
+            rows = self._db.iter(self._in_order)
+            rows.seek_for_prev(begin + start_bytes(end_max))
+            while len(found) < limit and rows.valid() and (at := rows.key()).startswith(begin):
+                if len(at) == len(begin) + _NUMBER.size and (row := _unpack_row(rows.value())).end <= end_max:
+                    found.append((_unpack_ordered_number(at, len(begin)), row))
+                rows.prev()
+            rows.status()
+        return found[::-1]
 
     def rows_of_many(self, store: int, keys: Iterable[bytes]) -> Iterator[tuple[bytes, list[tuple[int, StoredRow]]]]:
         """As `rows_of`, for many keys. Yields each key with its rows.
@@ -191,43 +211,58 @@ class RocksDb:
         with self._errors:
             rows = self._db.iter(self._in_prefix)
         for begin, key in sorted((_row_key_prefix(store, key) + key, key) for key in keys):
-            found = []
-            whole = len(begin)
-            with self._errors:
-                rows.seek(begin)
-                while rows.valid():
-                    at: bytes = rows.key()
-                    if not at.startswith(begin):
-                        break
-                    # Otherwise it is a longer key that begins with this one and has the same hash.
-                    if len(at) == whole + _NUMBER.size:
-                        found.append((_unpack_ordered_number(at, whole), _unpack_row(rows.value())))
-                    rows.next()
-                # An iterator is invalid at its end, and after an error. Only `status` raises the error.
-                rows.status()
-            yield key, found
+            yield key, list(self._key_rows(rows, begin))
 
-    def rows(self, store: int, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, StoredRow]]:
+    def _key_rows(self, rows: RdictIter, begin: bytes, after: bytes | None = None) -> Iterator[tuple[int, StoredRow]]:
+        whole = len(begin)
+        with self._errors:
+            rows.seek(begin if after is None else after + b"\0")
+            while rows.valid():
+                at: bytes = rows.key()
+                if not at.startswith(begin):
+                    break
+                # Otherwise it is a longer key that begins with this one and has the same hash.
+                if len(at) == whole + _NUMBER.size:
+                    yield _unpack_ordered_number(at, whole), _unpack_row(rows.value())
+                rows.next()
+            # An iterator is invalid at its end, and after an error. Only `status` raises the error.
+            rows.status()
+
+    def rows(self, store: int) -> Iterator[tuple[bytes, int, StoredRow]]:
         """Yield (key, start, row) for the rows of a store, in the order of key hash, key and start.
 
-        If `after` is given, only rows after this key and start are yielded. Changes during the iteration may or may not
-        be seen.
+        Changes during the iteration may or may not be seen.
         """
-        own = ROW + bytes((store,))
         # Pages, so that an iteration that is abandoned leaves nothing open.
-        page = self._read_page(own, own if after is None else _row_key(store, *after) + b"\0")
+        page = self.rows_between(store, 0, KEY_HASHES - 1, None, PAGE_ROWS)
         while page:
-            for at, value in page:
-                start = _unpack_ordered_number(at, len(at) - _NUMBER.size)
-                yield at[PREFIX_BYTES : -_NUMBER.size], start, _unpack_row(value)
-            page = self._read_page(own, page[-1][0] + b"\0") if len(page) == PAGE_ROWS else []
+            yield from page
+            after = page[-1][:2]
+            page = self.rows_between(store, 0, KEY_HASHES - 1, after, PAGE_ROWS) if len(page) == PAGE_ROWS else []
 
-    def _read_page(self, own: bytes, start: bytes) -> list[tuple[bytes, bytes]]:
+    def rows_between(
+        self, store: int, low: int, high: int, after: tuple[bytes, int] | None, limit: int
+    ) -> list[tuple[bytes, int, StoredRow]]:
+        """Return (key, start, row) for at most `limit` rows, in the order of key hash, key and start.
+
+        The hashes of their keys are from `low` to `high`. If `after` is given, only rows after this key and start are
+        returned.
+        """
+        first = _HEAD.pack(ROW, store, low)
+        if after is not None:
+            first = max(first, _row_key(store, *after) + b"\0")
+        last = _HEAD.pack(ROW, store, high)
+        return [
+            (at[PREFIX_BYTES : -_NUMBER.size], _unpack_ordered_number(at, len(at) - _NUMBER.size), _unpack_row(value))
+            for at, value in self._read_page(first, last, limit)
+        ]
+
+    def _read_page(self, first: bytes, last: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         with self._errors:
             rows = self._db.iter(self._in_order)
             found: list[tuple[bytes, bytes]] = []
-            rows.seek(start)
-            while len(found) < PAGE_ROWS and rows.valid() and (at := rows.key()).startswith(own):
+            rows.seek(first)
+            while len(found) < limit and rows.valid() and (at := rows.key())[:PREFIX_BYTES] <= last:
                 found.append((at, rows.value()))
                 rows.next()
             rows.status()

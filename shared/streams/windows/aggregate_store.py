@@ -86,4 +86,5 @@ class AggregateStore(WindowStore, AggregateRows):
         if code == NONE:
             return []
         own = key if isinstance(key, str) == self._text_keys else self.key_of(self.index.key(code))
-        return [LiveWindow(own, 0, 0, self._states_of_window(row)) for row in self.table.rows_of(code)]
+        row = self.table.latest_row(code)
+        return [] if row == NONE else [LiveWindow(own, 0, 0, self._states_of_window(row))]

@@ -1253,6 +1253,21 @@ def load_rows(
 
 
 @compiled
+def rows_of(row, links, rows):
+    """Write a key's rows to the end of `rows` in order of start, as many as fit; return how many the key has.
+
+    `row` is the key's row with the latest start, or NONE.
+    """
+    count = 0
+    while row != NONE:
+        count += 1
+        if count <= len(rows):
+            rows[len(rows) - count] = row
+        row = links[row, NEXT]
+    return count
+
+
+@compiled
 def rows_at(codes, starts, links, cells, heads, rows):
     """Find the rows of the windows of these keys and starts; NONE for a missing one."""
     for i in range(len(codes)):

@@ -64,6 +64,28 @@ def hash_of(data, at, length):
     return h ^ (h >> np.uint64(32))
 
 
+def _crc_table() -> NDArray[np.uint32]:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, table >> 1 ^ np.uint32(0xEDB88320), table >> 1).astype(np.uint32)
+    return table
+
+
+_CRC_TABLE = _crc_table()
+
+
+@compiled
+def _stored_hash(h, data, at, length):
+    """Return the number that the index keeps for a key: its CRC-32 above the low half of its hash.
+
+    The CRC-32 is the key's `key_hash`, by which queries read a store in order.
+    """
+    crc = np.uint32(0xFFFFFFFF)
+    for i in range(at, at + length):
+        crc = _CRC_TABLE[(crc ^ data[i]) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
+    return (np.uint64(crc ^ np.uint32(0xFFFFFFFF)) << np.uint64(32)) | np.uint64(np.uint32(h))
+
+
 @compiled
 def _is_same_key(a, a_at, b, b_at, length):
     for j in range(length):
@@ -105,14 +127,15 @@ def take_codes(data, offsets, lengths, first, codes, slots, hashes, arena, key_o
                     counts[_USED] += 1
                 counts[_OCCUPIED] += 1
                 slots[slot] = code
-                hashes[code] = h
+                hashes[code] = _stored_hash(h, data, at, length)
                 key_offsets[code] = counts[_BYTES]
                 sizes[code] = length
                 copy_bytes(arena, counts[_BYTES], data, at, length)
                 counts[_BYTES] += length
                 codes[i] = code
                 break
-            if hashes[code] == h and sizes[code] == length and _is_same_key(arena, key_offsets[code], data, at, length):
+            is_alike = np.uint32(hashes[code]) == np.uint32(h) and sizes[code] == length
+            if is_alike and _is_same_key(arena, key_offsets[code], data, at, length):
                 codes[i] = code
                 break
             slot = (slot + 1) & np.int64(mask)
@@ -128,7 +151,8 @@ def _find_key_slot(data, length, slots, hashes, arena, key_offsets, sizes):
         code = slots[slot]
         if code == NONE:
             return NONE
-        if hashes[code] == h and sizes[code] == length and _is_same_key(arena, key_offsets[code], data, 0, length):
+        is_alike = np.uint32(hashes[code]) == np.uint32(h) and sizes[code] == length
+        if is_alike and _is_same_key(arena, key_offsets[code], data, 0, length):
             return code
         slot = (slot + 1) & np.int64(mask)
 
@@ -255,6 +279,14 @@ class KeyIndex:
     def keys(self, codes: NDArray[Any]) -> PackedBytes:
         """Return a copy of the keys with these numbers, because the index may change."""
         return copied(PackedBytes(self.arena, self.offsets[codes], self.sizes[codes]))
+
+    def codes_between(self, low: int, high: int) -> NDArray[np.int64]:
+        """Return the numbers of the keys whose `key_hash` is from `low` to `high`, in no order.
+
+        Released numbers are included. No key is copied, and no Python object is made for a key.
+        """
+        hashes = self.hashes[: self._counts[_USED]]
+        return np.flatnonzero((hashes >= np.uint64(low << 32)) & (hashes <= np.uint64(high << 32 | 0xFFFFFFFF)))
 
     def release(self, candidates: NDArray[Any], is_used: NDArray[np.bool_]) -> None:
         """Free the numbers in `candidates` that are not used; `is_used` is indexed by number."""

@@ -301,10 +301,9 @@ class WindowStore:
         """As `key_of`, for many keys."""
         return list(map(self.key_of, raw.tolist())) if self._text_keys else raw.tolist()
 
-    def keys(self) -> Iterator[str | bytes]:
-        """Yield the keys that have a window when this method is called."""
-        codes = np.unique(self.table.links[self.table.live_rows(), k.KEY])
-        return map(self.key_of, self.index.keys(codes).tolist())
+    def keys_between(self, low: int, high: int) -> list[Any]:
+        """Return the keys that have a window, and whose `key_hash` is from `low` to `high`, in no order."""
+        return self.keys_of(self.index.keys(self.table.codes_between(low, high)))
 
     def rows(self) -> Iterator[LiveWindow]:
         """Yield all windows that are live when this method is called; none may be removed meanwhile."""
@@ -314,8 +313,24 @@ class WindowStore:
 
     def rows_of(self, key: Any) -> list[LiveWindow]:
         """Return the key's live windows in order of start."""
+        return self._live_windows(self._table_rows_of(key))
+
+    def rows_after(self, key: Any, after: int | None, limit: int) -> list[LiveWindow]:
+        """Return the key's first live windows in order of start: at most `limit`, and only starts after `after`."""
+        rows = self._table_rows_of(key)
+        first = 0 if after is None else int(np.searchsorted(self.table.cells[rows, k.START], after, "right"))
+        return self._live_windows(rows[first : first + limit])
+
+    def latest_rows(self, key: Any, end_max: int, limit: int) -> list[LiveWindow]:
+        """Return the key's last live windows in order of start: at most `limit`, which end at `end_max` or earlier."""
+        rows = self._table_rows_of(key)
+        # No window of a key starts before another and ends after it.
+        last = int(np.searchsorted(self.table.cells[rows, k.END], end_max - self.rule.last_ms, "right"))
+        return self._live_windows(rows[max(0, last - limit) : last])
+
+    def _table_rows_of(self, key: Any) -> Int64Array:
         code = self._find_key_code(key)
-        return [] if code == k.NONE else self._live_windows(np.array(self.table.rows_of(code), np.int64))
+        return EMPTY if code == k.NONE else self.table.rows_of(code)
 
     def _live_windows(self, rows: Int64Array) -> list[LiveWindow]:
         retained = self.table.flags[rows] & k.RETAINED != 0
@@ -461,9 +476,8 @@ class WindowStore:
 
     def evict(self, key: Any) -> int:
         """Drop a key's windows from memory, because they are kept elsewhere; return their number."""
-        code = self._find_key_code(key)
-        rows = [] if code == k.NONE else self.table.rows_of(code)
-        self._drop_windows(np.array(rows, np.int64))
+        rows = self._table_rows_of(key)
+        self._drop_windows(rows)
         return len(rows)
 
     def _load_windows(self, windows: WindowColumns, codes: Int32Array | None = None) -> None:

@@ -169,14 +169,25 @@ class WindowTable:
         """Drop the late records, closed windows, updates and steps, which the caller has read."""
         self.meta[[k.LATE, k.MISSED, k.CLOSED, k.UPDATES, k.STEPS]] = 0
 
-    def rows_of(self, code: int) -> list[int]:
+    def latest_row(self, code: int) -> int:
+        """Return the row of a key with the latest start, or NONE."""
+        return int(self.heads[code]) if 0 <= code < len(self.heads) else k.NONE
+
+    def rows_of(self, code: int) -> Int64Array:
         """Return the rows of a key in order of start."""
-        rows = []
-        row = int(self.heads[code]) if 0 <= code < len(self.heads) else k.NONE
-        while row != k.NONE:
-            rows.append(row)
-            row = int(self.links[row, k.NEXT])
-        return rows[::-1]
+        latest = self.latest_row(code)
+        rows: Int64Array = np.empty(ROWS_MIN, np.int64)
+        count = k.rows_of(latest, self.links, rows)
+        if count > len(rows):
+            rows = np.empty(count, np.int64)
+            k.rows_of(latest, self.links, rows)
+        return rows[len(rows) - count :]
+
+    def codes_between(self, low: int, high: int) -> Int64Array:
+        """Return the numbers of the keys that have a row, and whose `key_hash` is from `low` to `high`, in no order."""
+        self._see_keys()
+        codes = self.keys.codes_between(low, high)
+        return np.asarray(codes[self.heads[codes] != k.NONE])
 
     def rows_at(self, codes: Int32Array, starts: Int64Array) -> Int64Array:
         """Return the rows of the windows of these keys and starts, without missing ones."""
@@ -236,7 +247,7 @@ class WindowTable:
         needed = self.rule.rows_per_record
         if self.meta[k.FREE] < needed:
             self._add_rows(len(self.flags) + max(needed, ROWS_MIN))
-        rows = np.array(self.rows_of(code), np.int64)
+        rows = self.rows_of(code)
         return TableMark(code, rows, self.cells[rows], self.flags[rows], int(self.heads[code]), self.meta.copy())
 
     def roll_back(self, mark: TableMark) -> None:

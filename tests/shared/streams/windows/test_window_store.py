@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from penstock.shared.common.errors import DataError
+from penstock.shared.common.row_positions import key_hash
 from penstock.shared.streams.aggregations.aggregation import (
     Aggregate,
     Aggregation,
@@ -650,6 +651,10 @@ def test_numbers_are_kept_until_their_keys_go(rounds: list[tuple[list[bytes | No
         known = {key: code for key, code in known.items() if key not in gone}
         assert [index.code(key) for key in gone] == [-1] * len(gone)
         assert [index.code(key) for key in known] == list(known.values())
+        for key, code in known.items():
+            hash_ = key_hash(key)
+            assert code in index.codes_between(hash_, hash_)
+            assert code not in index.codes_between(0, hash_ - 1) if hash_ else True
 
 
 def test_room_is_used_again() -> None:
