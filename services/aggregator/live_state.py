@@ -8,16 +8,22 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from penstock.api.streams.task_views import WindowRow
 from penstock.services.aggregator.key_filter import KeyFilter, key_text
+from penstock.shared.common.records import INT64_MAX
 from penstock.shared.common.row_positions import OpenPosition
 from penstock.shared.streams.changelog.store_schema import WINDOWED
 from penstock.shared.streams.runtime.queries import results_of
 from penstock.shared.streams.runtime.worker_tasks import OwnedTask
 from penstock.shared.streams.state.store_builder import StoreBuilder
 from penstock.shared.streams.state_store import StateStoreRow, is_open
+
+if TYPE_CHECKING:
+    # Only for types, because RocksDB is an optional dependency.
+    from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
+    from penstock.shared.streams.windows.window_store import WindowStore
 
 ROWS_LOOKED_AT_MAX = 20_000
 """The most rows that one request reads. The event loop is blocked meanwhile."""
@@ -52,8 +58,8 @@ def open_windows(
     None, all stores are searched.
 
     Scans at most ROWS_LOOKED_AT_MAX rows, divided among the stores of all partitions (at least one row of each). Also
-    looks up the keys of `KeyFilter.exact`. `unseen` counts the rows that were not scanned, even if a look-up returned
-    them.
+    looks up the keys of `KeyFilter.exact`, of each only the rows that the page may need. `unseen` counts the rows that
+    were not scanned, even if a look-up returned them.
     """
     searched = [
         (name, partition, owned.task.topology.stores[name], kept)
@@ -68,9 +74,15 @@ def open_windows(
     # Small stores come first, so that larger ones get the rows that these leave of their shares.
     searched.sort(key=lambda one: len(one[-1]))
     left = ROWS_LOOKED_AT_MAX
+    # One row of a key may end with the last row of the page before, and be on that page.
+    end_max = min(INT64_MAX, INT64_MAX if after is None else -after.negated_end_ms)
+    exact_max = limit + 2
     for i, (name, partition, builder, kept) in enumerate(searched):
         share = max(1, left // (len(searched) - i))
-        exact = (row for key in key_filter.exact(builder.schema.key) for row in kept.rows_of(key))
+        windowed = cast("WindowStore | PersistentWindowStore", kept)
+        exact = [
+            row for key in key_filter.exact(builder.schema.key) for row in windowed.latest_rows(key, end_max, exact_max)
+        ]
         # The rows are in no defined order. The call for the next page reads the same rows again.
         first = list(islice(kept.rows(), share))
         left -= len(first)

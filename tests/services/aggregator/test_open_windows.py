@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,12 @@ from penstock.services.aggregator.key_filter import KeyFilter
 from penstock.services.aggregator.live_state import describe_live_stores, open_windows
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count
 from penstock.shared.streams.aggregations.latest import LATEST, Latest
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_rule import WindowRule
 from penstock.shared.streams.windows.window_store import WindowStore
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 def store_of(name: str) -> WindowStore:
@@ -120,6 +124,40 @@ def test_an_exact_key_is_found_in_a_large_store(monkeypatch: pytest.MonkeyPatch)
         for search, count in (("", 3), ("ee", 1), ("7", 1), ("e", 1), ("a", 1 if key_type == "string" else 2)):
             page = open_windows(held, None, KeyFilter(search), 10)
             assert (len(page.windows), page.unseen) == (count, 3)
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_an_exact_key_of_many_windows_is_searched_page_by_page(
+    is_on_disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page has the next windows of the key, also if they overlap, and reads few others."""
+    monkeypatch.setattr("penstock.services.aggregator.live_state.ROWS_LOOKED_AT_MAX", 1)
+    read = []
+
+    def is_open(row: Any) -> bool:
+        read.append(row)
+        return True
+
+    monkeypatch.setattr("penstock.services.aggregator.live_state.is_open", is_open)
+    builder = StreamsBuilder()
+    windows = builder.stream("in").group_by_key().hopping_window(20, 5, 1_000)
+    windows.aggregate("s", n=Count()).on_close().to("out")
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=8 << 20, cache_bytes_max=0)
+    driver = TopologyTestDriver(builder.build(), state=state if is_on_disk else None)
+    for key in (b"k", b"other"):
+        driver.pipe_columns("in", [(key, b"{}", at) for at in range(15, 500, 5)])
+    held: Any = {0: SimpleNamespace(task=driver.task)}
+    starts: list[int] = []
+    last, pages = None, 0
+    while True:
+        page = open_windows(held, None, KeyFilter("k"), 7, last)
+        starts += [window["start_ms"] for window in page.windows if window["key"] == "k"]
+        pages += 1
+        if (last := page.last) is None:
+            break
+    driver.close()
+    assert starts == list(range(495, -1, -5))
+    assert len(read) <= pages * (7 + 2 + 1)
 
 
 @pytest.mark.parametrize(("searched", "windows", "unseen"), [(None, 4, 8), ("s", 4, 2), ("none", 0, 0)])
