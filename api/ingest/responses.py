@@ -111,7 +111,6 @@ OPENAPI: dict[str, Any] = {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 255,
-                    "pattern": "^[!-~]+$",
                     "examples": ["order-7"],
                 },
                 "description": "the same request with the same key is stored once and gets the same response",
