@@ -6,10 +6,11 @@ returns comes too late: a response of 5 KB may need gigabytes of memory.
 
 from __future__ import annotations
 
+import zlib
+
 import httpx
 
 from penstock.shared.common.errors import PenstockError
-from penstock.shared.common.inflating import STREAMS, CorruptBody, Inflater, encodings_of
 
 ACCEPTED_ENCODING = {"Accept-Encoding": "gzip"}
 """The header of a request whose response `read_response` reads."""
@@ -22,34 +23,30 @@ class UnreadableResponse(PenstockError):
 async def read_response(response: httpx.Response, bytes_max: int) -> httpx.Response:
     """Return a response of `AsyncClient.stream` with its decompressed body.
 
+    As in httpx, data after the end of the gzip data is ignored.
+
     Raises UnreadableResponse, if the body has more than `bytes_max` bytes or an unsupported encoding, and HTTPError.
     """
-    encodings = encodings_of(response.headers.get_list("content-encoding"))
-    if len(encodings) > 1 or not STREAMS.keys() >= set(encodings):
-        raise UnreadableResponse(f"the response has the Content-Encoding {', '.join(encodings)[:60]}, not gzip")
-    inflater = Inflater(encodings[0]) if encodings else None
+    encoding = response.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity", "gzip", "x-gzip"):
+        raise UnreadableResponse(f"the response has the Content-Encoding {encoding[:60]}, not gzip")
+    inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16) if encoding.endswith("gzip") else None
     body = bytearray()
-
-    def append(data: bytes) -> None:
-        body.extend(data)
-        if len(body) > bytes_max:
-            raise UnreadableResponse(f"the response has more than {bytes_max} bytes")
-
     received = False
     try:
         async for chunk in response.aiter_raw():
             received = True
             if inflater is None:
-                append(chunk)
-                continue
-            inflater.feed(chunk)
-            while inflater.pending:
-                append(inflater.step())
-        # A response without a body, such as 304, may name an encoding too.
-        if inflater is not None and received:
-            inflater.close()
-    except CorruptBody as e:
-        raise httpx.DecodingError(str(e), request=response.request) from None
+                body += chunk
+            elif not inflater.eof:
+                body += inflater.decompress(chunk, bytes_max + 1 - len(body))
+            if len(body) > bytes_max:
+                raise UnreadableResponse(f"the response has more than {bytes_max} bytes")
+    except zlib.error as e:
+        raise httpx.DecodingError(f"the response is not gzip, as Content-Encoding says: {e}") from None
+    # A response without a body, such as 304, may name an encoding too.
+    if inflater is not None and received and not inflater.eof:
+        raise httpx.DecodingError("the response ends in the middle of its gzip data (Content-Encoding)")
     return with_body(response, bytes(body))
 
 

@@ -21,7 +21,7 @@ from tests.source_imports import imported_modules
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-NOT_LOADED = ("pyarrow", "deltalake", "fastapi", "numba", "pyspark")
+NOT_LOADED = ("backports", "pyarrow", "deltalake", "fastapi", "numba", "pyspark")
 WITHOUT = """
 from contextlib import contextmanager
 
@@ -156,6 +156,8 @@ def test_the_base_loads_nothing_heavy() -> None:
 import penstock.services.cli
 print("aiokafka" in sys.modules)
 import penstock.clients, penstock.connect, penstock.errors, penstock.testing
+from penstock.connect.connectors import HttpSinkConnector, HttpSourceConnector
+from penstock.connect.converters import JsonSchemaConverter
 import penstock.services.local.kafka_command, penstock.services.local.doctor.main
 import penstock.services.connect.connectors_command, penstock.services.consumer.dlq_command
 print([module for module in {NOT_LOADED!r} if module in sys.modules])
