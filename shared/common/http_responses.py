@@ -17,16 +17,28 @@ ACCEPTED_ENCODING = {"Accept-Encoding": "gzip"}
 
 
 class UnreadableResponse(PenstockError):
-    """The body of a response is too large, or its Content-Encoding is not supported."""
+    """The body of a successful response is too large, or its Content-Encoding is not supported."""
 
 
 async def read_response(response: httpx.Response, bytes_max: int) -> httpx.Response:
     """Return a response of `AsyncClient.stream` with its decompressed body.
 
-    As in httpx, data after the end of the gzip data is ignored.
+    As in httpx, data after the end of the gzip data is ignored. If the body of a response that is no success (2xx)
+    cannot be decompressed, or is too large, the reason is returned in its place.
 
     Raises UnreadableResponse, if the body has more than `bytes_max` bytes or an unsupported encoding, and HTTPError.
     """
+    try:
+        body = await _read_body(response, bytes_max)
+    except (UnreadableResponse, httpx.DecodingError) as e:
+        if response.is_success:
+            raise
+        body = str(e).encode()
+    headers = {name: value for name, value in response.headers.items() if name.lower() != "content-encoding"}
+    return httpx.Response(response.status_code, headers=headers, content=body)
+
+
+async def _read_body(response: httpx.Response, bytes_max: int) -> bytes:
     encoding = response.headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise UnreadableResponse(f"the response has the Content-Encoding {encoding[:60]}, not gzip")
@@ -47,10 +59,4 @@ async def read_response(response: httpx.Response, bytes_max: int) -> httpx.Respo
     # A response without a body, such as 304, may name an encoding too.
     if inflater is not None and received and not inflater.eof:
         raise httpx.DecodingError("the response ends in the middle of its gzip data (Content-Encoding)")
-    return with_body(response, bytes(body))
-
-
-def with_body(response: httpx.Response, body: bytes) -> httpx.Response:
-    """Return a response with another body, which is not compressed."""
-    headers = {name: value for name, value in response.headers.items() if name.lower() != "content-encoding"}
-    return httpx.Response(response.status_code, headers=headers, content=body)
+    return bytes(body)

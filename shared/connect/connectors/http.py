@@ -21,7 +21,7 @@ import httpx
 import msgspec
 
 from penstock.shared.common.errors import DataError, RetriableError
-from penstock.shared.common.http_responses import ACCEPTED_ENCODING, UnreadableResponse, read_response, with_body
+from penstock.shared.common.http_responses import ACCEPTED_ENCODING, UnreadableResponse, read_response
 from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import JSON_POINTER, InvalidJson, decode_json
 from penstock.shared.common.records import TopicPartition
@@ -214,8 +214,9 @@ class HttpSinkTask(SinkTask):
         async with self._client.stream(self._values["http.method"], url, content=content) as response:
             try:
                 return await read_response(response, REPLY_BYTES_MAX)
-            except UnreadableResponse as e:
-                return with_body(response, str(e).encode())
+            except (UnreadableResponse, httpx.DecodingError):
+                # The request succeeded, and the sink needs only the status.
+                return response
 
     def _delay_next_request(self, wait_ms: int) -> None:
         self._next_request_s = asyncio.get_running_loop().time() + wait_ms / 1000

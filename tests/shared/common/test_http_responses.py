@@ -63,6 +63,20 @@ async def test_a_corrupt_body_is_an_error_of_the_request(body: bytes) -> None:
         await read(body, 3, "gzip")
 
 
+@pytest.mark.parametrize(
+    ("encoding", "body", "reason"),
+    [("deflate", b"[1]", "deflate"), ("gzip", b"[1]", "is not gzip"), ("", b"[10]", "more than 3 bytes")],
+)
+@pytest.mark.parametrize("status", [304, 404, 503])
+async def test_an_error_that_cannot_be_read_keeps_its_status(
+    status: int, encoding: str, body: bytes, reason: str
+) -> None:
+    """The status decides whether a request is sent again, so it is returned, with the reason in place of the body."""
+    found = await read(body, 3, encoding, status)
+    assert found.status_code == status
+    assert reason in found.text
+
+
 async def test_a_small_body_does_not_fill_the_memory() -> None:
     """A body is decompressed only up to the limit."""
     body = gzip.compress(bytes(16 << 20))

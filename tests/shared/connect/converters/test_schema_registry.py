@@ -158,7 +158,7 @@ async def test_retriable_failures_are_retried() -> None:
     async with schema_registry() as server:
         id = server.add("t-value", "int")
         client = RegistryClient(RegistryAccess(("http://127.0.0.1:9", server.url)))
-        server.failing += [DOWN]
+        server.failing += [DOWN, (503, {"Content-Encoding": "deflate"}, b"busy")]
         assert (await client.by_id(id)).text == '"int"'
         server.failing += [DOWN] * 3
         with pytest.raises(RetriableError, match="503: busy"):
