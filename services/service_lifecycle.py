@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from penstock.services.exit_status import ExitStatus, exit_status_of
 from penstock.shared.common.errors import ConfigError, IllegalState, PenstockError
+from penstock.shared.common.event_loop import cancel_other_tasks, run_contained
 from penstock.shared.common.log import configure, get_logger
 from penstock.shared.common.settings import DaemonSettings, load_settings_or_exit
 
@@ -81,24 +82,19 @@ def serve(
 def run_process(work: Coroutine[Any, Any, int]) -> int:
     """Run a process's work in an event loop and return its result, the exit status.
 
-    SystemExit in another asyncio task, such as one that a connector has created, does not end the process: it is an
-    error of that task. If tasks or `asyncio.to_thread` calls have not ended EXIT_GRACE_MS after the work, ends the
-    process with the exit status.
+    SystemExit in another asyncio task does not end the process (see `run_contained`). If tasks or `asyncio.to_thread`
+    calls have not ended EXIT_GRACE_MS after the work, ends the process with the exit status.
     """
     with asyncio.Runner() as runner:
-        loop = runner.get_loop()
-        running = loop.create_task(work)
-        while not running.done():
-            try:
-                loop.run_until_complete(running)
-            except SystemExit as e:
-                # asyncio keeps it as the task's error, and also raises it out of the event loop.
-                log.warning("SystemExit in an asyncio task", error=str(e))
-        status = running.result()
-        # The runner's exit waits for threads and for tasks that ignore their cancellation.
-        leaving = threading.Timer(EXIT_GRACE_MS / 1000, _leave, [status])
-        leaving.daemon = True
-        leaving.start()
+        try:
+            status = run_contained(runner, work)
+            # What follows waits for threads and for tasks that ignore their cancellation.
+            leaving = threading.Timer(EXIT_GRACE_MS / 1000, _leave, [status])
+            leaving.daemon = True
+            leaving.start()
+        finally:
+            # The runner's exit cancels the tasks too, but raises a SystemExit of one of them.
+            run_contained(runner, cancel_other_tasks())
     leaving.cancel()
     return status
 

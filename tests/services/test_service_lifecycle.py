@@ -230,12 +230,20 @@ def test_a_thread_delays_the_exit_only_for_a_grace_period(tmp_path: Path, monkey
 
 def test_sys_exit_in_a_task_is_an_error_of_that_task() -> None:
     """SystemExit in a task is raised where the task is awaited, and ends the process only if the work itself raises
-    it."""
+    it. The same applies to a task that the end of the work cancels."""
+    beside = list[asyncio.Task[None]]()
 
     async def leave() -> None:
         sys.exit(4)
 
+    async def leave_if_cancelled() -> None:
+        try:
+            await _for_ever()
+        finally:
+            sys.exit(5)
+
     async def work(*, is_contained: bool) -> int:
+        beside.append(asyncio.create_task(leave_if_cancelled()))
         try:
             await asyncio.wait_for(asyncio.create_task(leave()), 1)
         except SystemExit:
@@ -246,6 +254,7 @@ def test_sys_exit_in_a_task_is_an_error_of_that_task() -> None:
     assert service_lifecycle.run_process(work(is_contained=True)) == 7
     with pytest.raises(SystemExit, match="4"):
         service_lifecycle.run_process(work(is_contained=False))
+    assert [repr(task.exception()) for task in beside] == ["SystemExit(5)"] * 2
 
 
 async def test_a_child_is_restarted_until_its_settings_are_invalid() -> None:

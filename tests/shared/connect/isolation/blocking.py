@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,9 @@ class AwkwardSource(BlockingSource):
             raise ValueError(f"{what} with {props.get('secret')}")
         elif does == "ask":
             asyncio.get_running_loop().call_soon(self.context.request_task_reconfiguration)
+        elif does == "leave and ask":
+            asyncio.get_running_loop().call_soon(sys.exit, 4)
+            self._does(what, {**props, f"{what}.does": "ask"})
         elif does == "raise":
             asyncio.get_running_loop().call_soon(self.context.raise_error, ValueError("by itself"))
 

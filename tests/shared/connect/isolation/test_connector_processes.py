@@ -292,7 +292,7 @@ async def test_the_end_of_a_process_that_forked_is_detected(tmp_path: Path) -> N
 async def test_requests_and_errors_of_a_connector_reach_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reconfiguration requests and errors with their traces reach the worker, without secrets.
 
-    A failed task is restarted in its process.
+    A failed task is restarted in its process, which SystemExit in a callback does not end.
     """
     monkeypatch.setenv("PENSTOCK_TEST_SECRET", "s3cret-value")
     async with isolating(config_providers="env") as run:
@@ -301,7 +301,8 @@ async def test_requests_and_errors_of_a_connector_reach_the_worker(monkeypatch: 
         trace = run.listener.traces.pop()
         assert f"ValueError: start with {secret}" in trace
         assert "blocking.py" in trace
-        props = config(AwkwardSource, name="a", start_does="ask", configs_does="raise", fails="as it was configured")
+        does = {"start_does": "leave and ask", "configs_does": "raise", "fails": "as it was configured"}
+        props = config(AwkwardSource, None, "a", **does)
         await run.start(props)
         await run.until(lambda: run.reconfigured == ["a"])
         task, pid = ConnectorTaskId("a", 0), run.pid("a")
