@@ -143,8 +143,11 @@ class Plugins:
         return found
 
     def any_kind(self, name: str) -> type | None:
-        """Return the first plugin with this name, in the order of `KINDS`, or None."""
-        return next((found for kind in KINDS if (found := self.find(kind, name)) is not None), None)
+        """Return the first plugin with this name, in the order of `KINDS`, or None. A known name imports nothing."""
+        return self._known(name) or next((found for kind in KINDS if (found := self.find(kind, name))), None)
+
+    def _known(self, name: str) -> type | None:
+        return next((found for known in self._by_name.values() if (found := known.get(name.strip()))), None)
 
     def converter_class(self, name: str) -> type | None:
         """Return a converter of keys and values, or of headers, by name."""
@@ -170,12 +173,12 @@ class Plugins:
     def config_of(self, name: str) -> tuple[type, str]:
         """Return the class of a plugin, and the first of its kinds. Raises ConnectorNotFound for an unknown name.
 
-        Nothing is imported: a request that only reads must not run a module's code.
+        Nothing is imported, since the name comes from the client of a request that only reads.
         """
-        for known in self._by_name.values():
-            if (found := known.get(name.strip())) is not None:
-                return found, kinds_of(found)[0]
-        raise ConnectorNotFound(f"Unknown plugin {name}.")
+        found = self._known(name)
+        if found is None:
+            raise ConnectorNotFound(f"Unknown plugin {name}.")
+        return found, kinds_of(found)[0]
 
     def make(self, kind: str, name: str) -> Any:
         """Return a new instance. Raises ConfigError if there is no such plugin."""

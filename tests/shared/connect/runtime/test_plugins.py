@@ -15,6 +15,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.allowed_files import FILES_ALLOWED
 from penstock.shared.connect.builtin import BUILTIN
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector, FileStreamSourceConnector
+from penstock.shared.connect.converters.json import JsonConverter
 from penstock.shared.connect.errors import ConnectorNotFound
 from penstock.shared.connect.runtime.config_validation import validate_connector
 from penstock.shared.connect.runtime.plugins import (
@@ -115,14 +116,16 @@ async def test_the_content_of_a_topic_is_no_plugin(name: str, tmp_path: Path, mo
 
 
 def test_only_a_config_imports_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The settings of a class are shown only if it is installed, or if a connector's config has named it before."""
+    """The settings of a class are shown only if it is installed, or if a connector's config has named it before.
+    A known name of any kind imports nothing."""
     (tmp_path / "own_connector.py").write_text(
         "from penstock.connect.connectors import FileStreamSinkConnector\nclass Own(FileStreamSinkConnector): pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    plugins = Plugins([])
+    plugins = Plugins([("own_connector.OfAnEntryPoint", JsonConverter)])
     with pytest.raises(ConnectorNotFound):
         plugins.config_of("own_connector.Own")
+    assert plugins.any_kind(" own_connector.OfAnEntryPoint ") is JsonConverter
     assert "own_connector" not in sys.modules
     own = plugins.connector_class("own_connector.Own")
     assert plugins.config_of("own_connector.Own") == (own, "sink")
