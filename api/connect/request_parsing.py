@@ -56,8 +56,8 @@ async def json_body(request: Request, decode: Callable[[bytes], Any] = decode_js
 
 
 def json_list(body: bytes) -> list[Any]:
-    """Return the elements of a body that must be a JSON array."""
-    elements = _parse_json_body(body, decode_json)
+    """Return the elements of a body that must be a JSON array, decoded by `decode_settings`."""
+    elements = _parse_json_body(body, decode_settings)
     if not isinstance(elements, list):
         raise BadRequest("The body must be a JSON array")
     return elements

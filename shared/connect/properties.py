@@ -17,8 +17,16 @@ from penstock.shared.common.json_decoding import JSON_ERRORS, invalid_json
 from penstock.shared.connect.errors import BadRequest
 
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-_decode_with_float_texts = msgspec.json.Decoder(float_hook=str).decode
 _SEPARATOR = re.compile(r"(?<!\\)(?:\\\\)*(\s*[=:]\s*|\s+)")
+
+
+class NumberText(str):
+    """The characters of a JSON number with a point or an exponent."""
+
+    __slots__ = ()
+
+
+_decode_with_number_texts = msgspec.json.Decoder(float_hook=NumberText).decode
 
 
 def parse_properties(text: str) -> dict[str, str]:
@@ -71,13 +79,13 @@ def _unescape_java_text(text: str) -> str:
 def decode_settings(data: bytes | str) -> Any:
     """Return the value of JSON that has a connector's settings. Raises InvalidJson.
 
-    A number with a point or an exponent becomes a string of the same characters. Kafka Connect stores these too.
+    A number with a point or an exponent becomes a NumberText: Kafka Connect stores its characters too.
 
     >>> decode_settings('{"api.version": 1.10, "tasks.max": 1}')
     {'api.version': '1.10', 'tasks.max': 1}
     """
     try:
-        return _decode_with_float_texts(data)
+        return _decode_with_number_texts(data)
     except JSON_ERRORS as e:
         raise invalid_json(e) from e
 
@@ -96,8 +104,8 @@ def properties_from_json(body: Any, subject: str) -> dict[str, str]:
     found = {}
     for name, value in body.items():
         if isinstance(value, str):
-            found[name] = value
-        elif isinstance(value, bool | int | float):
+            found[name] = str(value)
+        elif isinstance(value, bool | int):
             found[name] = msgspec.json.encode(value).decode()
         elif value is not None:
             raise BadRequest(f"The {subject}'s {name!r} must be a text, not {type(value).__name__}")

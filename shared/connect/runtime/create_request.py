@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.shared.connect.errors import BadRequest
-from penstock.shared.connect.properties import properties_from_json, reject_unknown_fields
+from penstock.shared.connect.properties import NumberText, properties_from_json, reject_unknown_fields
 from penstock.shared.connect.runtime.states import TargetState
 
 CREATE_FIELDS = ("name", "config", "initial_state")
@@ -30,7 +30,7 @@ def create_request(body: Any) -> tuple[str, dict[str, str], str | None]:
     if body.get("config") is None:
         raise BadRequest("The field 'config' is missing")
     name = body.get("name")
-    if name is not None and not isinstance(name, str):
+    if name is not None and (not isinstance(name, str) or isinstance(name, NumberText)):
         raise BadRequest("The field 'name' must be a text")
     name = (name or "").strip()
     state = body.get("initial_state")

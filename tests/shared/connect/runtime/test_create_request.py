@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.connect.errors import BadRequest
+from penstock.shared.connect.properties import decode_settings
 from penstock.shared.connect.runtime.create_request import INITIAL_STATES, create_request
 from penstock.shared.connect.runtime.states import TargetState
 
@@ -31,6 +32,7 @@ def test_a_create_request_has_name_config_and_state() -> None:
         {},
         {"name": "a"},
         {"name": 3, "config": {}},
+        decode_settings('{"name": 1.5, "config": {}}'),
         {"name": "a", "config": []},
         {"name": "a", "config": {"x": {}}},
         {"name": "a", "config": {}, "surprise": 1},
