@@ -491,12 +491,13 @@ class Connection:
         self._coordinators.pop((kind, key), None)
 
     def disconnect_coordinator(self, kind: Literal["group", "transaction"], key: str) -> None:
-        """Forget the coordinator and close the socket to it, which the network may have dropped silently."""
+        """Forget the coordinator and close the sockets to it, which the network may have dropped silently."""
         node = self._coordinators.pop((kind, key), None)
         if node is None or self._client is None:
             return
-        if (connection := self._client._conns.get((node, ConnectionGroup.COORDINATION))) is not None:
-            connection.close(CloseReason.CONNECTION_TIMEOUT)
+        for group in (ConnectionGroup.COORDINATION, WAITING):
+            if (connection := self._client._conns.get((node, group))) is not None:
+                connection.close(CloseReason.CONNECTION_TIMEOUT)
 
     async def request_coordinator(
         self,

@@ -43,15 +43,15 @@ def checked_offset(tp: TopicPartition, offset: object) -> int:
     """
     if not isinstance(tp, TopicPartition):
         raise TypeError(f"{tp!r} is not a TopicPartition")
-    return _checked_int64(tp, offset, "offset", "a position in a partition")
+    return _checked_int(tp, offset, "offset", "a position in a partition")
 
 
-def _checked_int64(what: object, value: object, kind: str, meaning: str) -> int:
+def _checked_int(what: object, value: object, kind: str, meaning: str, least: int = 0, most: int = INT64_MAX) -> int:
     # True is an int too.
     if not isinstance(value, SupportsIndex) or isinstance(value, bool):
         raise TypeError(f"{what}: {value!r} is not {meaning}, which is an int")
-    if not 0 <= (checked := index(value)) <= INT64_MAX:
-        raise ValueError(f"{what}: {kind} {checked} is not {meaning}, from 0 to {INT64_MAX}")
+    if not least <= (checked := index(value)) <= most:
+        raise ValueError(f"{what}: {kind} {checked} is not {meaning}, from {least} to {most}")
     return checked
 
 
@@ -66,8 +66,7 @@ def checked_offsets(
     for tp, value in given.items():
         at = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
         at = at._replace(offset=checked_offset(tp, at.offset))
-        if not isinstance(at.leader_epoch, int) or not -1 <= at.leader_epoch <= INT32_MAX:
-            raise ValueError(f"{tp}: {at.leader_epoch!r} is not a leader epoch, which is an int from -1 to {INT32_MAX}")
+        _checked_int(tp, at.leader_epoch, "leader epoch", "an epoch", NO_LEADER_EPOCH, INT32_MAX)
         if not isinstance(at.metadata, str):
             raise TypeError(f"{tp}: the metadata is not a text but {at.metadata!r}")
         if (size := len(at.metadata.encode())) > OFFSET_METADATA_MAX_BYTES:
@@ -81,7 +80,7 @@ def checked_time(what: object, time_ms: object) -> int:
 
     Raises TypeError if it is no integer, ValueError if it is below 0 or has more than 64 bits.
     """
-    return _checked_int64(what, time_ms, "time", "a time in ms since the epoch")
+    return _checked_int(what, time_ms, "time", "a time in ms since the epoch")
 
 
 def checked_spec(what: object, spec: object) -> str | int:

@@ -2,10 +2,10 @@
 
 A partition has two offsets. The position is the next record to hand out. The fetch offset is the end of the buffered
 records. So the next fetch is in flight while the records of the last one are processed. Each broker has at most one
-fetch in flight, with all its partitions that need one. A partition needs a fetch until it has buffered twice
-`max_partition_fetch_bytes`. All buffers together stay within `fetch_buffer_bytes`, unless a batch is
-larger than the bytes that its request reserved (KIP-74). A paused partition keeps its buffer until partitions with an
-empty buffer need the memory. Its records are then dropped, and fetched again later.
+fetch in flight, with all its partitions that need one. A partition needs a fetch until it has buffered two
+completed fetches, or twice `max_partition_fetch_bytes`. All buffers together stay within `fetch_buffer_bytes`, unless a
+batch is larger than the bytes that its request reserved (KIP-74). A paused partition keeps its buffer until partitions
+with an empty buffer need the memory. Its records are then dropped, and fetched again later.
 
 Each partition has at most one open request. After a seek or a new assignment the response to that request is ignored.
 """
@@ -35,8 +35,9 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 
 LEFT_OUT_WAIT_MS = 20
-"""The longest wait for data of a request while another partition of its broker is left out, because enough of that
-partition is buffered. It can be requested only after this request is answered."""
+"""The wait for data of a request while another partition of its broker is left out, because enough of that partition is
+buffered. It can be requested only after this request is answered. The wait doubles with each such request, up to
+`fetch_max_wait_ms`, until the application takes records: an application that takes none causes few requests."""
 FETCHES_AHEAD = 2
 """A partition is not fetched while it has buffered this many completed fetches, or this many times
 `max_partition_fetch_bytes`. One completed fetch is processed while the next one is ready. More of them would be small,
@@ -167,6 +168,7 @@ class Fetcher:
         # The bytes that each node with a request in flight may send.
         self._in_flight: dict[int, int] = {}
         self._stale = False
+        self._left_out_wait_ms = LEFT_OUT_WAIT_MS
         self._moves: dict[TopicPartition, Move] = {}
 
     def __repr__(self) -> str:
@@ -233,7 +235,7 @@ class Fetcher:
         if idle and (share := self._bytes_per_node(len(idle), nodes)):
             longest_ms = self.settings.fetch_max_wait_ms
             for node, tps in idle.items():
-                wait_ms = min(LEFT_OUT_WAIT_MS, longest_ms) if node in left_out else longest_ms
+                wait_ms = min(self._left_out_wait_ms, longest_ms) if node in left_out else longest_ms
                 wanted = {tp: self._partitions[tp].fetch_offset for tp in tps}
                 epochs = {tp: self._partitions[tp].fetch_epoch for tp in tps}
                 fetch = Fetch(node, wanted, share, wait_ms, epochs)
@@ -241,6 +243,8 @@ class Fetcher:
                 for tp in tps:
                     self._partitions[tp].request_out = fetch
                 fetches.append(fetch)
+            if left_out:
+                self._left_out_wait_ms = min(2 * self._left_out_wait_ms, longest_ms)
         stale = self._stale
         self._stale = False
         # A paused partition is not fetched. Its position is looked up all the same.
@@ -485,6 +489,7 @@ class Fetcher:
         partitions, it returns them, and a later call raises. Then the other partitions have their turns. CorruptRecord
         is raised again at each turn of the partition until a seek.
         """
+        self._left_out_wait_ms = LEFT_OUT_WAIT_MS
         fetched: dict[TopicPartition, Columns] = {}
         records_left = max_records
         bytes_left = TAKEN_BYTES

@@ -374,8 +374,8 @@ def test_an_invalid_offset_is_named_with_its_partition(value: object) -> None:
         assert "t-0" in str(e.value)
 
 
-@pytest.mark.parametrize("epoch", [-2, 1 << 31, "x"])
-def test_an_invalid_leader_epoch_is_named_with_its_partition(epoch: Any) -> None:
+@pytest.mark.parametrize(("epoch", "error"), [(-2, ValueError), (1 << 31, ValueError), ("x", TypeError)])
+def test_an_invalid_leader_epoch_is_named_with_its_partition(epoch: Any, error: type[Exception]) -> None:
     """An offset with a leader epoch that no request can hold is not committed."""
-    with pytest.raises(ValueError, match="t-0"):
+    with pytest.raises(error, match="t-0"):
         checked_offsets({A: OffsetAndMetadata(3, "", epoch)})

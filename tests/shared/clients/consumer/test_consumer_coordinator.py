@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
+from aiokafka.client import ConnectionGroup
 
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from penstock.shared.clients.producer import Producer
@@ -191,18 +192,21 @@ async def test_a_member_unknown_to_the_group_joins_again(cluster: FakeCluster, c
     ]  # fmt: skip
 
 
-async def test_a_silent_connection_to_the_coordinator_is_closed(cluster: FakeCluster) -> None:
-    """After a session timeout without a response, heartbeats use a new connection. The silent one would be closed only
-    after the request timeout, which is longer."""
+async def test_silent_connections_to_the_coordinator_are_closed(cluster: FakeCluster) -> None:
+    """After a session timeout without a response, heartbeats and joins use new connections. The silent ones would be
+    closed only after the request timeout and the rebalance timeout, which are longer."""
     kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=60_000)
     quick = {"session_timeout_ms": 300, "heartbeat_interval_ms": 50, "max_poll_interval_ms": 300}
     async with Consumer(kafka, ConsumerSettings.model_validate({"group_id": "g", **quick})) as consumer:
         consumer.subscribe(["t"])
         await poll_until(lambda: consumer.assignment() == ALL, consumer)
+        sockets = list(consumer._connection._client._conns.items())
         silent = cluster.control(Api.HEARTBEAT, Drop(), times=1)
         await poll_until(lambda: silent.acted, consumer)
         answered = cluster.control(Api.HEARTBEAT, Delay(0))
         await poll_until(lambda: answered.acted, consumer)
+        open_groups = [group for (_, group), socket in sockets if socket.connected()]
+        assert open_groups == [ConnectionGroup.DEFAULT]
 
 
 async def test_a_commit_of_the_old_generation_is_rejected(cluster: FakeCluster) -> None:

@@ -224,6 +224,21 @@ def test_a_left_out_partition_never_makes_a_fetch_wait_longer() -> None:
     assert (fetch.wanted, fetch.max_wait_ms) == ({A1: 0}, LEFT_OUT_WAIT_MS - 1)
 
 
+def test_an_application_that_takes_nothing_causes_few_requests() -> None:
+    """While a partition is left out, each fetch of the node waits twice as long as the last one, until a take."""
+    scene = Scene(fetch_max_wait_ms=100).at(a0=0, a1=0)
+    scene.respond_to_all(a0=batch_of(2 * SIZE))
+    waits = []
+    for _ in range(4):
+        fetch = scene.fetches()[1]
+        waits.append(fetch.max_wait_ms)
+        scene.respond(fetch)
+    assert waits == [20, 40, 80, 100]
+    scene.take()
+    scene.respond_to_all(a0=batch_of(2 * SIZE, first=1))
+    assert scene.fetches()[1].max_wait_ms == 20
+
+
 def test_a_batch_larger_than_every_limit_is_delivered() -> None:
     """A broker returns at least one batch. It is delivered, whatever its size."""
     scene = Scene(fetch_buffer_bytes=SIZE, fetch_max_bytes=SIZE).at(a0=0, a1=0)
