@@ -258,6 +258,8 @@ class GuardedHttp(HttpToolsProtocol):
             self._reject_head(Problem(HEAD_TOO_LARGE, f"the request has more than {HEADERS_MAX} header fields"))
         if self._reading is Reading.BODY:
             return
+        # The parser does not remove the whitespace after a value (RFC 9112, section 5.1).
+        value = value.rstrip(b" \t")
         lower_name = name.lower()
         if lower_name == b"host":
             # RFC 9112, section 3.2

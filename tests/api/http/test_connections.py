@@ -542,8 +542,13 @@ async def test_pipelined_requests_are_served_in_order(cut: int) -> None:
 
 @pytest.mark.parametrize(
     ("framing", "body"),
-    [(b"Content-Length: 5", b"a\r\nbc"), (b"Transfer-Encoding: chunked", b"2\r\na\r\r\n3\r\n\nbc\r\n0\r\n\r\n")],
-    ids=["length", "chunked"],
+    [
+        (b"Content-Length: 5", b"a\r\nbc"),
+        (b"Content-Length: 5 \t", b"a\r\nbc"),
+        (b"Transfer-Encoding: chunked", b"2\r\na\r\r\n3\r\n\nbc\r\n0\r\n\r\n"),
+        (b"Transfer-Encoding: chunked \t", b"2\r\na\r\r\n3\r\n\nbc\r\n0\r\n\r\n"),
+    ],
+    ids=["length", "length and whitespace", "chunked", "chunked and whitespace"],
 )
 @pytest.mark.parametrize("cut", [1, 10_000])
 async def test_the_body_of_a_request_with_an_upgrade_is_read(framing: bytes, body: bytes, cut: int) -> None:
@@ -582,9 +587,11 @@ async def test_a_request_that_is_not_understood_is_rejected(request_head: bytes,
     assert site.headers == []
 
 
-@pytest.mark.parametrize("host", [b"", b"localhost:", b"[::1]:8080", b"my_host.example"])
+@pytest.mark.parametrize("host", [b"", b"localhost:", b"[::1]:8080", b"my_host.example \t"])
 async def test_a_host_may_have_a_port(host: bytes) -> None:
-    """A Host field may be empty, a name or an address, and may have a port. Pipelined requests have one each."""
+    """A Host field may be empty, a name or an address. A port and whitespace may follow. Pipelined requests have one
+    each.
+    """
     async with serving(Site()) as site, Client.to(site) as client:
         await client.send(b"GET /v3/clusters HTTP/1.1\r\nHost: %s\r\n\r\n" % host * 2)
         assert [(await client.response())[0] for _ in range(2)] == [200, 200]
