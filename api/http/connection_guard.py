@@ -264,7 +264,7 @@ class GuardedHttp(HttpToolsProtocol):
         if lower_name == b"host":
             # RFC 9112, section 3.2
             if self._has_host or HOST.fullmatch(value) is None:
-                self._reject_head(Problem(MALFORMED, "the request needs one Host, of the form host or host:port"))
+                self._reject_head(Problem(MALFORMED, "the request has two Host fields, or one that is not host[:port]"))
             self._has_host = True
         elif lower_name == b"transfer-encoding" and value.lower() != b"chunked":
             # RFC 9112, section 6.1. The parser would ignore a coding before `chunked`.
