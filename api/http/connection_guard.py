@@ -162,15 +162,25 @@ class GuardedHttp(HttpToolsProtocol):
         self._reading = Reading.START
         super().connection_lost(exc)
 
+    def eof_received(self) -> None:
+        """Expect the client to read the rest: asyncio now closes the connection, but waits for the client.
+
+        With TLS, `pause_writing` and `resume_writing` do not see the bytes that asyncio buffers below TLS.
+        """
+        if self._write_timer is None:
+            self._expect_reads()
+
     def pause_writing(self) -> None:
         """Expect the client to read."""
         super().pause_writing()
-        self._expect_reads()
+        if self._write_timer is None:
+            self._expect_reads()
 
     def resume_writing(self) -> None:
-        """The client has read."""
+        """The client has read. While the connection closes, only `connection_lost` stops the timer."""
         super().resume_writing()
-        self._stop_write_timer()
+        if not self.transport.is_closing():
+            self._stop_write_timer()
 
     # Segments
 
