@@ -11,7 +11,7 @@ parses them. A segment ends at the end of a head, of a body, or of the received 
 3. Bytes after a request that is not answered yet are buffered unparsed. The connection is not read until the response
    is complete. The buffer holds at most one read (256 KiB).
 
-A client that reads nothing of its responses for WRITE_TIMEOUT_MS is disconnected. A close alone would wait until the
+A client that does not read its responses for WRITE_TIMEOUT_MS is disconnected. A close alone would wait until the
 client has read the bytes that are already written. So the connection is aborted.
 
 The app may answer a request before the request's body has arrived. Then the rest of the body is discarded. The
@@ -52,8 +52,11 @@ HEAD_TIMEOUT_MS = 10_000
 client would hold its connection forever."""
 
 WRITE_TIMEOUT_MS = 60_000
-"""How long a client may read nothing of a response. It is the default of nginx's `send_timeout`. Without it a client
-that never reads would hold its connection forever."""
+"""The time in which a client has to read so much that the server's socket accepts more bytes: about 100 KB to some MB.
+
+With TLS, it has to read all that the app wrote at once, as asyncio's buffer below TLS is not seen. The time is the
+default of nginx's `send_timeout`. Without it a client that never reads would hold its connection forever.
+"""
 
 HEADERS_MAX = 256
 """The most header fields of one request, trailers included: each needs about 150 bytes in addition to its own."""
@@ -402,7 +405,10 @@ class GuardedHttp(HttpToolsProtocol):
         self._write_timer = self.loop.call_later(WRITE_TIMEOUT_MS / 1000, self._abort_if_unread, buffered)
 
     def _abort_if_unread(self, buffered: int) -> None:
-        """Abort the connection if it still buffers as many bytes. Nothing is written while bytes are buffered."""
+        """Abort the connection if it still buffers as many bytes: the socket accepted none in the time.
+
+        Nothing is written while bytes are buffered.
+        """
         if self.transport.get_write_buffer_size() < buffered:
             self._expect_reads()
         else:
