@@ -235,8 +235,9 @@ class Aggregator:
         """Check that the worker has started and that its loop makes turns.
 
         Once the topology is known to fit the state, the check does not fail during a restore: if an orchestrator
-        restarted the service, no restore would finish. It fails while a source topic is missing, as Kafka Streams stops
-        then (MissingSourceTopicException).
+        restarted the service, no restore would finish. It fails while Kafka's metadata lacks a source topic. Kafka
+        Streams stops then (MissingSourceTopicException). An error of a broker can have the same effect until the
+        metadata is requested again, after about a second.
         """
         facts = {"pid": os.getpid()}
         if self._turned_ms is None:
@@ -251,7 +252,7 @@ class Aggregator:
         if waits_for := self.worker.waits_for:
             return CheckResult(False, f"starting: waiting for {waits_for}", facts)
         if missing := self.worker.missing_source_topics():
-            return CheckResult(False, f"source topics do not exist any more: {', '.join(missing)}", facts)
+            return CheckResult(False, f"source topics are not in Kafka's metadata: {', '.join(missing)}", facts)
         return CheckResult(
             True, f"restoring partitions {restoring}" if restoring else _describe_no_tasks(len(tasks)), facts
         )

@@ -307,7 +307,7 @@ class StreamWorker(RebalanceListener):
         return f"the state of partitions {unknown}, which the topology has to fit" if unknown else ""
 
     def missing_source_topics(self) -> list[str]:
-        """The source topics that do not exist any more, sorted. No instance owns their partitions."""
+        """The source topics that are not in Kafka's metadata, sorted. They were deleted, or a broker had an error."""
         return sorted(self._consumer.missing_topics()) if self._is_assigned else []
 
     @property
@@ -401,7 +401,7 @@ class StreamWorker(RebalanceListener):
             self._is_assigned = True
             log.info("partitions assigned", partitions=sorted(assigned))
             if missing := self.missing_source_topics():
-                log.warning("source topics do not exist any more", topics=missing)
+                log.warning("source topics are not in Kafka's metadata", topics=missing)
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         """Commit the revoked tasks and set them aside. Those that do not run are closed."""
