@@ -160,11 +160,19 @@ class TaskSchedules:
     """The punctuation schedules of one task."""
 
     def __init__(
-        self, source_topics: Mapping[str, tuple[str, ...]], all_topics: tuple[str, ...], grids_bytes_max: int
+        self,
+        source_topics: Mapping[str, tuple[str, ...]],
+        all_topics: tuple[str, ...],
+        grids_bytes_max: int,
+        stream_time_ms: Callable[[Iterable[str]], int],
     ) -> None:
-        """`source_topics` drive the stream time of each node's schedules; `all_topics` that of the task's owner."""
+        """`source_topics` drive the stream time of each node's schedules; `all_topics` that of the task's owner.
+
+        `stream_time_ms` returns the stream time of source topics.
+        """
         self._source_topics = source_topics
         self._all_topics = all_topics
+        self._stream_time_ms = stream_time_ms
         self.stream_time: dict[tuple[str, ...], PunctuationQueue] = {}
         """By the source topics that drive the stream time."""
         self.wall_clock = PunctuationQueue()
@@ -182,6 +190,8 @@ class TaskSchedules:
         """Continue the grids of a progress record, by their due times, once they are scheduled again."""
         self._restored = {_name_of_grid(grid): (grid, due) for grid, due in grids_ms.items()}
         self._grids_bytes = sum(_grid_bytes(grid) for grid, _ in self._restored.values())
+        # Restored grids continue, even if the limit is lower now.
+        self._grids_bytes_max = max(self._grids_bytes_max, self._grids_bytes)
 
     def schedule(
         self,
@@ -219,8 +229,12 @@ class TaskSchedules:
             grid = f"{full_name} ({type_.value}, every {ms} ms)"
             before, due_before = self._restored.get(full_name, (None, 0))
             total = self._grids_bytes + _grid_bytes(grid) - (0 if before is None else _grid_bytes(before))
-            # Restored grids continue, even if the limit is lower now.
-            if total > max(self._grids_bytes_max, self._grids_bytes):
+            if before is None and total > self._grids_bytes_max:
+                total -= self._forget_outdated(now_ms)
+            # Restored names keep their room, even if the limit is lower now or the text of their grid is longer.
+            if before is not None:
+                self._grids_bytes_max = max(self._grids_bytes_max, total)
+            elif total > self._grids_bytes_max:
                 raise RecordTooLarge(
                     f"{where}: schedule {name!r}: with {len(self._named)} named schedules and {len(self._restored)} "
                     f"restored ones, those of the task would take {total} bytes of a commit's progress record; at most "
@@ -231,11 +245,11 @@ class TaskSchedules:
             self._grids_bytes = total
             # A restored grid with another type or interval is forgotten.
             self._restored.pop(full_name, None)
-            # Kafka Streams begins every schedule again after a restart or a rebalance. A named one continues, so its
-            # grid must be committed even if no record comes.
             if before == grid:
                 restored = due_before
-            else:
+            # Kafka Streams begins every schedule again after a restart or a rebalance. A named one continues, so its
+            # grid must be committed even if no record comes. A commit may have left out an outdated one.
+            if before != grid or self._is_outdated(grid, due_before, now_ms):
                 self.has_new_grid = True
         is_stream_time = type_ is PunctuationType.STREAM_TIME
         if restored is not None:
@@ -259,24 +273,30 @@ class TaskSchedules:
         """Return the source topics that drive the stream time of a node's schedules; all, if there is no such node."""
         return self._all_topics if node is None else self._source_topics.get(node, self._all_topics)
 
-    def grids_ms(self, stream_time_ms: Callable[[Iterable[str]], int], now_ms: int) -> dict[str, int]:
+    def grids_ms(self, now_ms: int) -> dict[str, int]:
         """Return the next due times to commit, by grid.
 
-        A restored grid without a schedule is included until its due time has passed by more than its interval. Then it
-        is forgotten. Otherwise the grids of names that are never used again would accumulate. `stream_time_ms` returns
-        the stream time of source topics.
+        A restored grid without a schedule is included until its due time has passed by more than its interval.
+        Otherwise the grids of names that are never used again would accumulate. Until the
+        next restore, a later schedule still continues it, unless its room was needed.
         """
-        kept = {}
-        for name, (grid, due) in tuple(self._restored.items()):
-            topics = self.topics_of(self._node_of_grid(grid))
-            if _is_outdated(grid, due, stream_time_ms=stream_time_ms(topics), now_ms=now_ms):
-                del self._restored[name]
-                self._grids_bytes -= _grid_bytes(grid)
-            else:
-                kept[grid] = due
+        kept = {grid: due for grid, due in self._restored.values() if not self._is_outdated(grid, due, now_ms)}
         for queue in (*self.stream_time.values(), self.wall_clock):
             kept |= queue.grids_ms()
         return kept
+
+    def _forget_outdated(self, now_ms: int) -> int:
+        """Forget the restored grids that commits leave out; return their bytes."""
+        outdated = {name: grid for name, (grid, due) in self._restored.items() if self._is_outdated(grid, due, now_ms)}
+        for name in outdated:
+            del self._restored[name]
+        freed = sum(map(_grid_bytes, outdated.values()))
+        self._grids_bytes -= freed
+        return freed
+
+    def _is_outdated(self, grid: str, due_ms: int, now_ms: int) -> bool:
+        stream_time_ms = self._stream_time_ms(self.topics_of(self._node_of_grid(grid)))
+        return _is_outdated(grid, due_ms, stream_time_ms=stream_time_ms, now_ms=now_ms)
 
     def _forget_named(self, full_name: str) -> None:
         cancelled = self._named.pop(full_name)

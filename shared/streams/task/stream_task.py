@@ -157,7 +157,10 @@ class StreamTask:
         self.source_ids: dict[str, str] = {}
         self.times = OperatorTimes(topology, self._processors)
         self.schedules = TaskSchedules(
-            topology.source_topics_by_node(), tuple(self._routes), grids_bytes_max_of(record_bytes_max)
+            topology.source_topics_by_node(),
+            tuple(self._routes),
+            grids_bytes_max_of(record_bytes_max),
+            self.times.stream_time_ms,
         )
         # The sum of all advances of time without records.
         self.idle_ms = 0
@@ -543,7 +546,7 @@ class StreamTask:
             operator_times_ms=self.times.by_store(),
             source_times_ms=dict(self.times.source_times_ms),
             close_times_ms=self.times.close_times(),
-            grids_ms=self.schedules.grids_ms(self.times.stream_time_ms, now_ms),
+            grids_ms=self.schedules.grids_ms(now_ms),
             stores=self.schemas,
             wall_ms=now_ms,
             source_ids=dict(self.source_ids),

@@ -135,7 +135,7 @@ def state(driver: TopologyTestDriver) -> Any:
             task.sources,
             task.stream_time_ms,
             operator.stream_time_ms,
-            task.schedules.grids_ms(task.times.stream_time_ms, 0),
+            task.schedules.grids_ms(0),
         ),
         dict(task.times.source_times_ms),
         (metrics.records_total, metrics.late_total, metrics.skipped_total, metrics.dead_letters_total),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -566,24 +566,28 @@ def test_no_result_in_sight_moves_no_repartition_topics_time() -> None:
 
 def test_an_unused_grid_is_kept_until_its_own_stream_time_has_passed_it() -> None:
     """Of restored schedules that are not scheduled again, those of a sub-topology without records stay."""
-    schedules = TaskSchedules({"a": ("x",), "b": ("y",), "a/b": ("y",)}, ("x", "y"), GRIDS_BYTES_MAX)
-    schedules.restore({f"{node}/mine (stream_time, every 10 ms)": 100 for node in ("a", "b", "a/b", "gone")})
     times = {"x": 200}
-    kept = schedules.grids_ms(lambda topics: max(times.get(topic, -1) for topic in topics), 0)
-    assert list(kept) == ["b/mine (stream_time, every 10 ms)", "a/b/mine (stream_time, every 10 ms)"]
+
+    def time_of(topics: Iterable[str]) -> int:
+        return max(times.get(topic, -1) for topic in topics)
+
+    schedules = TaskSchedules({"a": ("x",), "b": ("y",), "a/b": ("y",)}, ("x", "y"), GRIDS_BYTES_MAX, time_of)
+    schedules.restore({f"{node}/mine (stream_time, every 10 ms)": 100 for node in ("a", "b", "a/b", "gone")})
+    assert list(schedules.grids_ms(0)) == ["b/mine (stream_time, every 10 ms)", "a/b/mine (stream_time, every 10 ms)"]
 
 
 TOPICS = ("in",)
 GRIDS_BYTES_MAX = grids_bytes_max_of(1024 * 1024)
 
 
-def task_schedules(grids_bytes_max: int = GRIDS_BYTES_MAX) -> TaskSchedules:
-    return TaskSchedules({"n": TOPICS}, TOPICS, grids_bytes_max)
+def task_schedules(grids_bytes_max: int = GRIDS_BYTES_MAX, times_ms: Sequence[int] = (0,)) -> TaskSchedules:
+    """The stream time is the last of `times_ms`."""
+    return TaskSchedules({"n": TOPICS}, TOPICS, grids_bytes_max, lambda _: times_ms[-1])
 
 
-def add_schedule(schedules: TaskSchedules, name: str, start: int = 10**9) -> Schedule:
+def add_schedule(schedules: TaskSchedules, name: str, start: int = 10**9, interval: int = 1) -> Schedule:
     at_node = {"now_ms": 0, "start": start, "name": name, "node": "n"}
-    return schedules.schedule(1, PunctuationType.STREAM_TIME, lambda _: None, **at_node)  # type: ignore[arg-type]
+    return schedules.schedule(interval, PunctuationType.STREAM_TIME, lambda _: None, **at_node)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("count", [3, 100, 300])
@@ -595,9 +599,7 @@ def test_cancelled_schedules_are_forgotten(count: int) -> None:
         add_schedule(schedules, f"timer-{i}").cancel()
         assert len(schedules._named) == count
         assert len(schedules.stream_time[TOPICS]._heap) <= max(SWEEP_MIN, 2 * count)
-    assert sorted(schedules.grids_ms(lambda _: 0, 0)) == [
-        f"n/kept-{i:03} (stream_time, every 1 ms)" for i in range(count)
-    ]
+    assert sorted(schedules.grids_ms(0)) == [f"n/kept-{i:03} (stream_time, every 1 ms)" for i in range(count)]
     assert not any(schedule.cancelled for schedule in kept)
 
 
@@ -625,16 +627,32 @@ def test_the_grids_of_a_task_are_limited() -> None:
     first.cancel()
     with pytest.raises(RecordTooLarge):
         add_schedule(schedules, "\0é1")
-    # Restored grids continue although the limit is lower now. They count until they are outdated.
-    after = task_schedules(grid_bytes)
-    after.restore({**schedules.grids_ms(lambda _: 0, 0), "n/\0é3 (stream_time, every 1 ms)": 20})
+    # Restored grids continue although the limit is lower now. They count until they are outdated, and their names fit
+    # again after a cancellation, also with a longer interval.
+    after = task_schedules(grid_bytes, times := [0])
+    after.restore({**schedules.grids_ms(0), "n/\0é3 (stream_time, every 1 ms)": 20})
     taken_up = add_schedule(after, "\0é2")
     assert taken_up.due_ms == 10
     taken_up.cancel()
+    taken_up = add_schedule(after, "\0é2", start=30)
     for time, is_room in ((21, False), (22, True)):
-        after.grids_ms(lambda _, time=time: time, 0)  # type: ignore[misc]
+        times.append(time)
         with nullcontext() if is_room else pytest.raises(RecordTooLarge):
             add_schedule(after, "\0é4")
+    longer = task_schedules(0)
+    longer.restore({"n/x (stream_time, every 1 ms)": 1})
+    for _ in range(2):
+        add_schedule(longer, "x", interval=10).cancel()
+
+
+def test_a_schedule_continues_a_grid_that_a_commit_left_out() -> None:
+    """After a long outage, the first commit may come before a name is scheduled again. Its grid must be committed."""
+    schedules = task_schedules()
+    schedules.restore({MINE: 100})
+    assert schedules.grids_ms(1_000) == {}
+    assert wall_clock_due(schedules) == 100
+    assert schedules.has_new_grid
+    assert schedules.grids_ms(1_000) == {MINE: 100}
 
 
 def test_a_schedule_finds_its_restored_grid_by_its_whole_name() -> None:
@@ -655,12 +673,12 @@ def test_a_clock_that_was_ahead_stops_no_wall_clock_schedule() -> None:
 
     ahead, schedules = task_schedules(), task_schedules()
     was = due(ahead, now + 2 * day + 7, None).due_ms
-    schedules.restore(ahead.grids_ms(lambda _: 0, 0))
+    schedules.restore(ahead.grids_ms(0))
     now_due = due(schedules, now, None).due_ms
     assert now < now_due <= now + interval
     assert (was - now_due) % interval == 0
     planned = task_schedules()
-    planned.restore(ahead.grids_ms(lambda _: 0, 0))
+    planned.restore(ahead.grids_ms(0))
     assert due(planned, now, was).due_ms == was
 
 
@@ -695,7 +713,7 @@ def test_a_restored_wall_clock_grid_is_due_within_an_interval(restored: int, sta
     schedules = task_schedules()
     schedules.restore({MINE: restored, "mine2 (stream_time, every 7 ms)": 6})
     assert wall_clock_due(schedules, start=start) == due
-    assert schedules.grids_ms(lambda _: 0, 0) == {MINE: due, "mine2 (stream_time, every 7 ms)": 6}
+    assert schedules.grids_ms(0) == {MINE: due, "mine2 (stream_time, every 7 ms)": 6}
 
 
 def test_a_new_grid_is_to_be_committed() -> None:
