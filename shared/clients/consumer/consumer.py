@@ -234,7 +234,6 @@ class Consumer(Generic[K, V]):
         )
         self._next_commit_ms = 0
         self._state = "new"
-        self._closed = asyncio.Event()
         self._disconnecting: asyncio.Task[None] | None = None
         self._wanted: _Subscription | list[TopicPartition] | None = None
         self._is_polling = False
@@ -276,7 +275,8 @@ class Consumer(Generic[K, V]):
         that is shorter. A static member stays in the group.
 
         If the call is cancelled, so are the commit and the listener. The member then leaves the group in the
-        background. A second call waits for the end of the first one.
+        background. A second call waits for LeaveGroup and the sockets within its own `timeout_ms`. It does not wait
+        for the listener.
         """
         await self._close_consumer(timeout_ms, processed=True)
 
@@ -839,11 +839,13 @@ class Consumer(Generic[K, V]):
     async def _close_consumer(self, timeout_ms: float | None, *, processed: bool) -> None:
         if self._state == "new":
             self._state = "closed"
-            self._closed.set()
         if self._state != "open":
-            # The close in progress waits for its call of the listener.
-            if not self._invoker.is_called(current_task()):
-                await self._closed.wait()
+            # Until the listener has returned there is no task to wait for: the listener may wait for this call.
+            if self._disconnecting is not None and not self._invoker.is_called(current_task()):
+                limit_s = None if timeout_ms is None else max(timeout_ms, LEAVE_TIME_MS) / 1000
+                if not (await asyncio.wait({self._disconnecting}, timeout=limit_s))[0]:
+                    # This ends the LeaveGroup that gets no response.
+                    await self._connection.close()
             return
         self._check_reading("close")
         self._state = "closing"
@@ -880,10 +882,7 @@ class Consumer(Generic[K, V]):
             await asyncio.wait({leaving}, timeout=None if timeout_ms is None else max(timeout_ms, LEAVE_TIME_MS) / 1000)
             leaving.cancel()
         finally:
-            try:
-                await self._connection.close()
-            finally:
-                self._closed.set()
+            await self._connection.close()
 
     def _check_open(self) -> None:
         if self._state not in ("open", "closing"):

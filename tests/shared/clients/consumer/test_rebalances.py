@@ -207,6 +207,50 @@ async def test_a_close_has_one_deadline_and_sends_leave_group(cluster: FakeClust
         assert len(left) == left_so_far
 
 
+async def test_a_second_close_has_its_own_deadline(cluster: FakeCluster) -> None:
+    """It ends the LeaveGroup of a close without one, which gets no response."""
+    async with opened(cluster, request_timeout_ms=60_000) as consumer:
+        consumer.subscribe(["t"])
+        await until(consumer, consumer.assignment)
+        leaving = asyncio.Event()
+
+        def drop(_: Request) -> Drop:
+            leaving.set()
+            return Drop()
+
+        with cluster.control(Api.LEAVE_GROUP, drop):
+            closing = asyncio.create_task(consumer.close())
+            await leaving.wait()
+            closing.cancel()
+            async with asyncio.timeout(5):
+                await consumer.close(0)
+
+
+async def test_a_listener_may_wait_for_a_task_that_closes(cluster: FakeCluster) -> None:
+    """The task that polls ends with the consumer's `async with`. Its close does not wait for the listener."""
+
+    class WaitsForPolls(RebalanceListener):
+        async def on_partitions_revoked(self, partitions: Partitions) -> None:
+            await asyncio.wait({polling})
+
+    async def poll() -> None:
+        async with consumer:
+            consumer.subscribe(["t"], WaitsForPolls())
+            while True:
+                await consumer.poll(20)
+                if consumer.assignment():
+                    assigned.set()
+
+    assigned = asyncio.Event()
+    consumer = member(cluster)
+    polling = asyncio.create_task(poll())
+    async with asyncio.timeout(5):
+        await assigned.wait()
+        await consumer.close()
+        with pytest.raises(IllegalState):
+            await polling
+
+
 async def test_a_revocation_stays_within_the_listener_timeout(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
