@@ -632,6 +632,15 @@ class Producer:
     async def _abort_on_close(self) -> None:
         txn = self._require_transaction()
         if txn.state in (TxnState.IN_TRANSACTION, TxnState.ABORTABLE_ERROR, TxnState.ABORTING):
+            unsent = self._accumulator.incomplete
+            # An error was logged before. Without one, the program may have forgotten to commit.
+            if txn.state is TxnState.IN_TRANSACTION and (unsent or not txn.is_empty):
+                log.warning(
+                    "open transaction aborted on close",
+                    client_id=self._connection.client_id,
+                    transactional_id=txn.transactional_id,
+                    unacknowledged_records=sum(batch.count for batch in unsent),
+                )
             try:
                 await self.abort_transaction()
             except PenstockError as e:

@@ -260,6 +260,19 @@ async def test_an_abort_by_the_program_warns_of_no_record() -> None:
         assert [one["log_level"] for one in logged if one["event"] == "records given up"] == [level]
 
 
+async def test_a_close_warns_once_of_an_open_transaction() -> None:
+    """The program did not request the abort. A transaction without records loses nothing."""
+    for records in (0, 2):
+        with capture_logs() as logged:
+            async with producing(transactional_id="x", linger_ms=60_000) as (_, producer):
+                await producer.init_transactions()
+                await producer.begin_transaction()
+                for _ in range(records):
+                    await producer.send("t", b"v")
+        warned = [one for one in logged if one["log_level"] == "warning"]
+        assert [one["unacknowledged_records"] for one in warned] == [records] * (records > 0)
+
+
 async def test_max_block_ms_covers_metadata_and_memory() -> None:
     """max_block_ms limits the waits for metadata and memory together."""
     async with producing(max_block_ms=1_000, buffer_memory=1_000, batch_size=1_000) as (cluster, producer):
