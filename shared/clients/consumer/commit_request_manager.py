@@ -121,7 +121,9 @@ class CommitRequestManager:
         self._stopped_by: PenstockError | None = None
         """The error after which nothing is sent before the next generation or the next commit."""
         self._rejected_since: dict[TopicPartition, float] = {}
-        self._rejections: defaultdict[TopicPartition, RepeatedFailure] = defaultdict(RepeatedFailure)
+        # By partition and class of error: a line for one error does not report another.
+        self._rejections: defaultdict[TopicPartition, defaultdict[type[PenstockError], RepeatedFailure]]
+        self._rejections = defaultdict(lambda: defaultdict(RepeatedFailure))
         """The rejections of each partition since its last successful commit, to log them."""
         self._given_up: dict[TopicPartition, tuple[int, PenstockError]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -387,7 +389,7 @@ class CommitRequestManager:
         now_ms = self._clock.monotonic_ms()
         again = None
         for tp, error in rejected.items():
-            if (times := self._rejections[tp].failed(now_ms)) is not None:
+            if (times := self._rejections[tp][type(error)].failed(now_ms)) is not None:
                 fields = {**self._log_fields(), "error": type(error).__name__, "reason": str(error)}
                 log.warning("commit rejected", **fields, **times)
             # The coordinator may not know a new topic yet. The time counts from the first rejection, so that later

@@ -290,8 +290,8 @@ async def test_the_retry_time_of_a_partition_restarts() -> None:
 
 
 async def test_a_partition_is_not_retried_beyond_its_time() -> None:
-    """A partition is not retried after its retry time, even if no check ran at that moment. Only the first rejection is
-    logged."""
+    """A partition is not retried after its retry time, even if no check ran at that moment. Only the first rejection of
+    each kind is logged."""
     member = Member(coordinator := Coordinator())
     coordinator.fates = lambda: f"without t-1: {GONE}"
     with capture_logs() as logged:
@@ -300,8 +300,12 @@ async def test_a_partition_is_not_retried_beyond_its_time() -> None:
         assert member.outcomes == []
         member.clock.advance(REJECTED_RETRY_MS + 1)
         await turns()
-    assert member.outcomes == [(1, "UnknownTopicOrPartition")]
-    assert [one["event"] for one in logged] == ["commit rejected"]
+        assert member.outcomes == [(1, "UnknownTopicOrPartition")]
+        coordinator.fates = lambda: f"without t-1: {TOO_LONG}"
+        member.later(2, B)
+        await turns()
+    assert [one["event"] for one in logged] == ["commit rejected"] * 2
+    assert len({one["error"] for one in logged}) == 2
 
 
 async def test_all_callbacks_of_a_rejected_partition_are_called() -> None:
