@@ -309,7 +309,8 @@ class Admin:
         """Add partitions to topics, up to a total number for each. Waits as `create_topics` does.
 
         Records of a key that are sent later may go to another partition than before. Raises UnknownTopicOrPartition,
-        or InvalidRequest if a topic already has so many partitions. The other topics are changed.
+        or InvalidRequest if a topic already has so many partitions. The other topics are changed. If the response was
+        lost, a topic that has more partitions is no error, since another program may have added them meanwhile.
         """
         broker_limit_ms = self._connection.settings.request_timeout_ms
         rejected = await self._change_topics(
