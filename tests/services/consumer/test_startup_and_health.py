@@ -140,7 +140,7 @@ async def test_the_configs_of_a_source_topic_need_not_be_readable(arguments: lis
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
 async def test_a_cancelled_close_leaves_nothing_running(guarantee: str, arguments: list[str]) -> None:
-    """The runner's calls end, and its member leaves the group, at whichever turn its close is cancelled."""
+    """All its tasks end in the background, at whichever turn its close is cancelled."""
     async with FakeCluster() as cluster:
         cluster.create_topic("clicks")
         args = [*arguments, "--processing-guarantee", guarantee, "--kafka.bootstrap-servers", cluster.bootstrap_servers]

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
-from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.clients.producer import Delivery, Producer, ProducerSettings
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.testing.fake_broker import Api, FakeCluster, Request
 from tests.shared.clients.cancelled_close import Close, cancel_close_at_each_turn
@@ -54,6 +54,8 @@ async def test_a_consumer_leaves_its_group(cluster: FakeCluster, again: bool) ->
 async def test_a_producer_disconnects(cluster: FakeCluster, transactional_id: str | None, again: bool) -> None:
     """The result of each record is known then."""
 
+    sent: list[Delivery] = []
+
     async def start() -> Close:
         settings = ProducerSettings(linger_ms=0, transactional_id=transactional_id)
         producer = Producer(cluster.bootstrap_servers, settings)
@@ -61,10 +63,11 @@ async def test_a_producer_disconnects(cluster: FakeCluster, transactional_id: st
         if transactional_id:
             await producer.init_transactions()
             await producer.begin_transaction()
-        await producer.send("t", b"v")
+        sent.append(await producer.send("t", b"v"))
         return producer.close
 
     assert await cancel_close_at_each_turn(start, again=again) > 5
+    assert all(delivery.done() for delivery in sent)
 
 
 async def test_an_admin_disconnects(cluster: FakeCluster, again: bool) -> None:

@@ -162,7 +162,7 @@ async def test_a_worker_neither_polls_nor_closes_with_the_listeners_lock(way: st
 
 
 async def test_a_cancelled_shutdown_leaves_nothing_running() -> None:
-    """It commits, leaves the group and closes everything in the background."""
+    """All its tasks end in the background."""
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC, 1) as chain:
 
         async def start() -> Close:

@@ -239,14 +239,6 @@ def test_a_start_that_moved_is_deleted_under_the_one_that_was_committed() -> Non
     assert written(store) == ([(b"a", 5)], [(b"a", 9)], [(b"b", 99)])
 
 
-def test_outcomes_without_windows_share_one_empty_result() -> None:
-    """To make it for each record taken alone would cost a tenth of the record's time."""
-    store = store_of("session")
-    first, second = (take(store, [("k", at)]) for at in (0, 1))
-    assert not len(first.closed)
-    assert first.closed is first.updates is second.closed is second.updates
-
-
 def test_rows_outputs_and_keys_grow_as_needed() -> None:
     """Thousands of windows opened, updated and closed by one batch."""
     store = store_of("session", CountDistinct("n").bind(dict))
