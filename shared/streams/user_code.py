@@ -63,7 +63,8 @@ def require_no_arguments(argument: str, function: Callable[..., Any]) -> None:
     penstock.errors.ConfigError: process: supplier is called without arguments: missing a required argument: 'record'
     """
     try:
-        inspect.signature(function).bind()
+        # A decorated function has the arguments of its wrapper, which may fill in those of the wrapped one.
+        inspect.signature(function, follow_wrapped=False).bind()
     except TypeError as e:
         raise ConfigError(f"{argument} is called without arguments: {e}") from None
     # Some functions written in C have no signature.

@@ -126,6 +126,20 @@ def test_arguments(message: str, call: Callable[[], Any]) -> None:
         call()
 
 
+def test_a_decorated_supplier_needs_no_arguments_of_its_own() -> None:
+    """A supplier whose decorator fills in its arguments is accepted, although it keeps the signature that it wraps."""
+
+    def made_with(processor: Processor) -> Processor:
+        return SameKey(processor)
+
+    @functools.wraps(made_with)
+    def supplier() -> Processor:
+        return made_with(Processor())
+
+    clicks().process(supplier)  # type: ignore[arg-type]
+    clicks().process_values(supplier)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", ["by user", "by/user", "x" * 240])
 def test_names_that_topics_are_made_of(name: str) -> None:
     """A name is validated only if an internal topic is named after it."""
