@@ -26,8 +26,8 @@ from penstock.shared.streams.user_code import user_copy
 K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
 
-BLOCK_KEYS_MAX = 256
-"""A block of keys with more is split into two. Removing a key searches one block."""
+BLOCK_KEYS = 256
+"""A block of keys is split into two each time it has grown by this number. Removing a key searches one block."""
 
 
 def key_of_store(store: str, key: Any, text_keys: bool) -> Any:
@@ -59,7 +59,8 @@ class KeysByHash:
         at = self._block_of(key)
         block = self._blocks[at]
         block.append(key)
-        if len(block) > BLOCK_KEYS_MAX:
+        # Keys of one hash stay together. So a split is not tried at every key.
+        if len(block) % BLOCK_KEYS == 0:
             hashes = [key_hash(raw_key(each)) for each in block]
             middle = sorted(hashes)[len(hashes) // 2]
             if middle > self._firsts[at]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.common.errors import DataError
 from penstock.shared.streams.state.join_store import HEAP_SPARE, JoinStore
-from penstock.shared.streams.state.key_value_store import KeyValueStore
+from penstock.shared.streams.state.key_value_store import KeysByHash, KeyValueStore
 
 
 def test_rows_by_key() -> None:
@@ -63,6 +63,26 @@ def test_bytes_that_are_no_text_are_no_key_of_text() -> None:
     raw = KeyValueStore[Any, int]("s", text_keys=False)
     raw.put(b"\xff", 1)
     assert raw.get(b"\xff") == 1
+
+
+def test_keys_with_one_hash_are_not_hashed_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such keys are easily made, also by others. They are found by their hash, like keys whose hashes differ."""
+    hashed = []
+
+    def key_hash(raw: bytes) -> int:
+        hashed.append(raw)
+        return 7 if raw.startswith(b"same") else len(raw)
+
+    monkeypatch.setattr("penstock.shared.streams.state.key_value_store.key_hash", key_hash)
+    keys = KeysByHash()
+    added = [f"same{i}" for i in range(2_000)] + ["x" * (1 + i % 20) + f"{i:03}" for i in range(900)]
+    for key in added:
+        keys.add(key)
+    assert len(hashed) < 10 * len(added)
+    for key in added[::2]:
+        keys.remove(key)
+    kept = added[1::2]
+    assert sorted(keys.between(7, 9)) == sorted(key for key in kept if 7 <= key_hash(key.encode()) <= 9)
 
 
 def test_a_row_deleted_before_its_first_commit_needs_no_tombstone() -> None:
