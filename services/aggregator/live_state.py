@@ -75,7 +75,7 @@ def open_windows(
     searched.sort(key=lambda one: len(one[-1]))
     left = ROWS_LOOKED_AT_MAX
     # One row of a key may end with the last row of the page before, and be on that page.
-    end_max = min(INT64_MAX, INT64_MAX if after is None else -after.negated_end_ms)
+    end_max = INT64_MAX if after is None else -after.negated_end_ms
     exact_max = limit + 2
     for i, (name, partition, builder, kept) in enumerate(searched):
         share = max(1, left // (len(searched) - i))

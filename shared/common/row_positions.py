@@ -7,35 +7,42 @@ between two pages do not shift the other rows.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 from zlib import crc32
+
+from msgspec import Meta
+
+from penstock.shared.common.records import INT64_MAX
+
+Number = Annotated[int, Meta(ge=-INT64_MAX, le=INT64_MAX)]
+"""Fits 64 bits, also if it is negated. Decoding rejects other numbers."""
 
 
 class RowPosition(NamedTuple):
     """A row of a store: rows are sorted by partition, and within a partition by `row_order`."""
 
-    partition: int
+    partition: Number
     key: bytes
-    start: int
+    start: Number
 
 
 class WindowPosition(NamedTuple):
     """A window, open or closed: windows are sorted by start, the earliest first."""
 
-    start_ms: int
-    end_ms: int
-    partition: int
+    start_ms: Number
+    end_ms: Number
+    partition: Number
     key: bytes
 
 
 class OpenPosition(NamedTuple):
     """An open window of any store: windows are sorted by end. The end is negated, so that the latest comes first."""
 
-    negated_end_ms: int
+    negated_end_ms: Number
     store: str
-    partition: int
+    partition: Number
     key: str
-    start_ms: int
+    start_ms: Number
 
 
 RowOrder = tuple[int, bytes]

@@ -19,7 +19,7 @@ from penstock.shared.common.row_positions import (
     row_order,
 )
 
-NUMBERS = st.integers(-(2**63), 2**63 - 1)
+NUMBERS = st.integers(-(2**63) + 1, 2**63 - 1)
 POSITIONS = st.one_of(
     st.builds(RowPosition, NUMBERS, st.binary(), NUMBERS),
     st.builds(WindowPosition, NUMBERS, NUMBERS, NUMBERS, st.binary()),
@@ -64,6 +64,16 @@ def test_a_continuation_of_another_query_is_rejected() -> None:
     assert text is not None
     with pytest.raises(WrongContinuation, match="is invalid"):
         PAGES.decode(text[:-2])
+
+
+@pytest.mark.parametrize("number", [-(2**63), 2**63, 2**64 - 1])
+def test_a_number_that_no_row_has_is_invalid(number: int) -> None:
+    """A forged time that does not fit 64 bits, or only without its sign, is rejected before a store is searched."""
+    with pytest.raises(WrongContinuation, match="is invalid"):
+        PAGES.decode(PAGES.encode(POSITION._replace(start=number)))
+    opens = ContinuationCodec(OpenPosition, "app")
+    with pytest.raises(WrongContinuation, match="is invalid"):
+        opens.decode(opens.encode(OpenPosition(number, "s", 0, "k", 0)))
 
 
 @given(st.binary(max_size=3), NUMBERS, st.binary(max_size=3), NUMBERS)
