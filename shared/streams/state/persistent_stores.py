@@ -50,8 +50,8 @@ class StoredRows:
     def of(self, key: bytes, after: int | None = None, limit: int | None = None) -> Sequence[tuple[int, StoredRow]]:
         return self._db.rows_of(self._number, key, after, limit)
 
-    def latest_of(self, key: bytes, end_max: int, limit: int) -> Sequence[tuple[int, StoredRow]]:
-        return self._db.latest_rows_of(self._number, key, end_max, limit)
+    def latest_of(self, key: bytes, start_max: int, end_max: int, limit: int) -> Sequence[tuple[int, StoredRow]]:
+        return self._db.latest_rows_of(self._number, key, start_max, end_max, limit)
 
     def of_many(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Sequence[tuple[int, StoredRow]]]]:
         return self._db.rows_of_many(self._number, keys)
@@ -313,7 +313,8 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
         """As `WindowStore.latest_rows`. A key that is not in memory stays on disk."""
         if key in self._loaded:
             return self._cache.latest_rows(key, end_max, limit)
-        return self._decode_rows_of(key, self._rows.latest_of(raw_key(key), end_max, limit))
+        start_max = max(0, end_max - self.windows.rule.size_ms)
+        return self._decode_rows_of(key, self._rows.latest_of(raw_key(key), start_max, end_max, limit))
 
     def _fetch_batch_rows(self, keys: Iterable[bytes], time_ms: int) -> None:
         rule = self.windows.rule

@@ -189,13 +189,18 @@ class RocksDb:
             rows = self._db.iter(self._in_prefix)
         return list(islice(self._key_rows(rows, begin, None if after is None else begin + start_bytes(after)), limit))
 
-    def latest_rows_of(self, store: int, key: bytes, end_max: int, limit: int) -> list[tuple[int, StoredRow]]:
-        """Return a key's last rows with their starts, in order: at most `limit`, which end at `end_max` or earlier."""
+    def latest_rows_of(
+        self, store: int, key: bytes, start_max: int, end_max: int, limit: int
+    ) -> list[tuple[int, StoredRow]]:
+        """Return a key's last rows with their starts, in order: at most `limit`.
+
+        They start at `start_max` or earlier, and end at `end_max` or earlier.
+        """
         begin = _row_key_prefix(store, key) + key
         found: list[tuple[int, StoredRow]] = []
         with self._errors:
             rows = self._db.iter(self._in_order)
-            rows.seek_for_prev(begin + start_bytes(end_max))
+            rows.seek_for_prev(begin + start_bytes(start_max))
             while len(found) < limit and rows.valid() and (at := rows.key()).startswith(begin):
                 if len(at) == len(begin) + _NUMBER.size and (row := _unpack_row(rows.value())).end <= end_max:
                     found.append((_unpack_ordered_number(at, len(begin)), row))

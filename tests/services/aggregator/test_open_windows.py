@@ -14,6 +14,7 @@ from penstock.services.aggregator.live_state import describe_live_stores, open_w
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count
 from penstock.shared.streams.aggregations.latest import LATEST, Latest
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.state.rocksdb import StoredRow, _unpack_row
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_rule import WindowRule
@@ -130,8 +131,9 @@ def test_an_exact_key_is_found_in_a_large_store(monkeypatch: pytest.MonkeyPatch)
 def test_an_exact_key_of_many_windows_is_searched_page_by_page(
     is_on_disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A page has the next windows of the key, also if they overlap, and reads few others."""
+    """A page has the next windows of the key, also if many overlap. It reads few others, also on disk."""
     monkeypatch.setattr("penstock.services.aggregator.live_state.ROWS_LOOKED_AT_MAX", 1)
+    monkeypatch.setattr("penstock.shared.streams.state.rocksdb.PAGE_ROWS", 1)
     read = []
 
     def is_open(row: Any) -> bool:
@@ -140,12 +142,19 @@ def test_an_exact_key_of_many_windows_is_searched_page_by_page(
 
     monkeypatch.setattr("penstock.services.aggregator.live_state.is_open", is_open)
     builder = StreamsBuilder()
-    windows = builder.stream("in").group_by_key().hopping_window(20, 5, 1_000)
+    windows = builder.stream("in").group_by_key().hopping_window(100, 5, 1_000)
     windows.aggregate("s", n=Count()).on_close().to("out")
     state = StateDirectory(str(tmp_path), "app", memory_bytes_max=8 << 20, cache_bytes_max=0)
     driver = TopologyTestDriver(builder.build(), state=state if is_on_disk else None)
     for key in (b"k", b"other"):
         driver.pipe_columns("in", [(key, b"{}", at) for at in range(15, 500, 5)])
+    unpacked = []
+
+    def unpack(value: bytes) -> StoredRow:
+        unpacked.append(value)
+        return _unpack_row(value)
+
+    monkeypatch.setattr("penstock.shared.streams.state.rocksdb._unpack_row", unpack)
     held: Any = {0: SimpleNamespace(task=driver.task)}
     starts: list[int] = []
     last, pages = None, 0
@@ -157,7 +166,7 @@ def test_an_exact_key_of_many_windows_is_searched_page_by_page(
             break
     driver.close()
     assert starts == list(range(495, -1, -5))
-    assert len(read) <= pages * (7 + 2 + 1)
+    assert max(len(read), len(unpacked)) <= pages * (7 + 2 + 1)
 
 
 @pytest.mark.parametrize(("searched", "windows", "unseen"), [(None, 4, 8), ("s", 4, 2), ("none", 0, 0)])
