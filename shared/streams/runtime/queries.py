@@ -8,8 +8,9 @@ include changes that are not committed yet.
 
 Rows are ordered by partition, then by hash of the key, key and start. All kinds of stores, on disk and in memory, use
 this order. So a query whose response was cut can continue after its last row, even on another instance that has taken
-over the partition. A row that exists during the whole query is returned once. Each store finds the keys of a range of
-hashes without reading the others, so a page takes time in the order of its rows.
+over the partition. A row that exists during the whole query is returned once. A page of a query without bounds makes
+objects of about as many rows as it has; with bounds, it reads on until it has found its rows. Stores of windows in
+memory also compare the hashes of all their keys for each slice.
 
 A query's key is text or bytes. For a store with bytes as keys, text is encoded as UTF-8. For a store with text as keys,
 bytes are decoded.
