@@ -41,6 +41,7 @@ from penstock.shared.streams.state.persistent_stores import PersistentWindowStor
 from penstock.shared.streams.task.metrics import RestoreMetrics
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.windows.window_store import WindowStore
+from penstock.shared.testing.fake_broker import FakeCluster
 from penstock.shared.testing.manual_clock import ManualClock
 
 
@@ -109,12 +110,21 @@ async def ended(worker: StreamWorker, *partitions: int) -> None:
 
 async def test_a_worker_is_started_once() -> None:
     """A turn before `startup`, and a second `startup`, raise IllegalState that says so."""
-    worker = worker_of()
-    with pytest.raises(IllegalState, match="the worker was started already"):
-        await worker.startup()
-    worker._is_started = False
-    with pytest.raises(IllegalState, match=r"the worker is new; call startup\(\) first"):
-        await worker.run_once()
+    builder = StreamsBuilder()
+    builder.stream("in").to("out")
+    async with FakeCluster() as cluster:
+        cluster.create_topic("in", 1)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        worker = StreamWorker(kafka, StreamsSettings(application_id="app"), builder.build())
+        try:
+            with pytest.raises(IllegalState, match=r"the worker is new; call startup\(\) first"):
+                await worker.run_once()
+            await worker.startup()
+            with pytest.raises(IllegalState, match="the worker was started already"):
+                await worker.startup()
+            await worker.run_once()
+        finally:
+            await worker.shutdown()
 
 
 def states(worker: StreamWorker) -> list[str]:
