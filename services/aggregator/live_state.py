@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from penstock.api.streams.task_views import WindowRow
 from penstock.services.aggregator.key_filter import KeyFilter, key_text
@@ -19,11 +19,6 @@ from penstock.shared.streams.runtime.queries import results_of
 from penstock.shared.streams.runtime.worker_tasks import OwnedTask
 from penstock.shared.streams.state.store_builder import StoreBuilder
 from penstock.shared.streams.state_store import StateStoreRow, is_open
-
-if TYPE_CHECKING:
-    # Only for types, because RocksDB is an optional dependency.
-    from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
-    from penstock.shared.streams.windows.window_store import WindowStore
 
 ROWS_LOOKED_AT_MAX = 20_000
 """The most rows that one request reads. The event loop is blocked meanwhile."""
@@ -79,7 +74,7 @@ def open_windows(
     exact_max = limit + 2
     for i, (name, partition, builder, kept) in enumerate(searched):
         share = max(1, left // (len(searched) - i))
-        windowed = cast("WindowStore | PersistentWindowStore", kept)
+        windowed: Any = kept
         exact = [
             row for key in key_filter.exact(builder.schema.key) for row in windowed.latest_rows(key, end_max, exact_max)
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
 from typing_extensions import TypeVar
 
@@ -55,9 +55,10 @@ def checked_record(record: Any) -> Record:
         raise TypeError(f"a node must forward a Record, got {type(record).__name__}") from None
     if not isinstance(timestamp, int) or not 0 <= timestamp <= INT64_MAX:
         raise DataError(f"a record's timestamp must be a whole number of ms from 0 to 2^63 - 1, got {timestamp!r}")
+    checked: Record = record
     if type(headers) is tuple:
-        return cast(Record, record)
+        return checked
     try:
-        return cast(Record, record._replace(headers=tuple(header_pairs(headers))))
+        return checked._replace(headers=tuple(header_pairs(headers)))
     except TypeError:
         raise TypeError(f"a record's headers must be pairs or a dict, got {type(headers).__name__}") from None

@@ -18,6 +18,7 @@ bytes are decoded.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Generator, Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
@@ -225,8 +226,9 @@ class _StoreReader:
         while low < KEY_HASHES:
             # Hashes are spread evenly, so the keys of about `_slice_rows` rows have a hash in this range.
             high = min(low + KEY_HASHES * self._slice_rows // max(len(self._store), 1), KEY_HASHES - 1)
-            rows, is_complete = self._read_slice(low, high)
-            low = high + 1 if is_complete or self._after is None else key_hash(self._after[0])
+            rows, end = self._read_slice(low, high)
+            low = high + 1 if end is None else key_hash(end[0])
+            self._after = end or self._after
             self._slice_rows = min(SLICE_ROWS, 2 * self._slice_rows)
             yield rows
 
@@ -238,8 +240,8 @@ class _StoreReader:
             self._after = _position_of(rows[-1]) if rows else self._after
             yield rows
 
-    def _read_slice(self, low: int, high: int) -> tuple[list[StateStoreRow], bool]:
-        """Read the next rows of keys with these hashes. Return them, and whether they are the last of this range."""
+    def _read_slice(self, low: int, high: int) -> tuple[list[StateStoreRow], tuple[bytes, int] | None]:
+        """Return the next rows of keys with these hashes, and the position reached, or None at the end of the range."""
         on_disk: list[StateStoreRow] = []
         reached = None
         if isinstance(self._store, PersistentStore):
@@ -251,13 +253,10 @@ class _StoreReader:
             ends.append(_position_of(rows[-1]))
         rows = sorted(rows + on_disk, key=_row_order_of) if rows and on_disk else rows or on_disk
         if not ends:
-            return rows, True
+            return rows, None
         # Memory and disk were both read up to here. The rows after it are read again with the next slice.
-        self._after = min(ends, key=_order_of)
-        end = _order_of(self._after)
-        while rows and _row_order_of(rows[-1]) > end:
-            rows.pop()
-        return rows, False
+        end = min(ends, key=lambda at: row_order(*at))
+        return rows[: bisect_right(rows, row_order(*end), key=_row_order_of)], end
 
     def _rows_in_memory(self, low: int, high: int) -> tuple[list[StateStoreRow], bool]:
         """Return the next rows of the keys in memory with these hashes, and whether they are the last ones."""
@@ -290,15 +289,11 @@ class _StoreReader:
     def _rows_of_keys(self, keys: list[Any]) -> list[StateStoreRow]:
         """Return all next rows of keys with the same hash, in order: a start may be compared with a part of a key."""
         rows = sorted((row for key in keys for row in self._store.rows_of(key)), key=_row_order_of)
-        return [row for row in rows if self._after is None or _row_order_of(row) > _order_of(self._after)]
+        return [row for row in rows if self._after is None or _row_order_of(row) > row_order(*self._after)]
 
 
 def _position_of(row: StateStoreRow) -> tuple[bytes, int]:
     return raw_key(row.key), row.start
-
-
-def _order_of(position: tuple[bytes, int]) -> RowOrder:
-    return row_order(*position)
 
 
 def _row_order_of(row: StateStoreRow) -> RowOrder:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, starmap
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.shared.common.key_range import key_in_store_type, raw_key
@@ -142,8 +142,7 @@ class PersistentStore(ABC, Generic[CacheT]):
         A table's rows may be added, changed or removed during the iteration.
         """
         in_memory = self.keys_in_memory()
-        on_disk = (row for row in self._rows.all() if self._codec.key_of(row[0]) not in in_memory)
-        return chain(self._cache.rows(), starmap(self._decode_row, on_disk))
+        return chain(self._cache.rows(), self._decode_rows(self._rows.all(), lambda key: key not in in_memory))
 
     def keys_in_memory(self) -> frozenset[Any]:
         """Return the keys that are in memory now. They may have newer rows there than on disk."""
@@ -164,12 +163,7 @@ class PersistentStore(ABC, Generic[CacheT]):
         read, else None.
         """
         found = self._rows.between(low, high, after, limit)
-        keys = [self._codec.key_of(raw) for raw, *_ in found]
-        rows = [
-            self._row_from_disk(key, start, row.end, self._codec.unpack(row.state))
-            for key, (_, start, row) in zip(keys, found, strict=True)
-            if key not in self._loaded and is_wanted(key)
-        ]
+        rows = list(self._decode_rows(found, lambda key: key not in self._loaded and is_wanted(key)))
         return rows, found[-1][:2] if len(found) == limit else None
 
     def rows_of(self, key: Any) -> Sequence[Any]:
@@ -282,8 +276,12 @@ class PersistentStore(ABC, Generic[CacheT]):
     def _decode_rows_of(self, key: Any, found: Sequence[tuple[int, StoredRow]]) -> list[Any]:
         return [self._row_from_disk(key, start, row.end, self._codec.unpack(row.state)) for start, row in found]
 
-    def _decode_row(self, raw: bytes, start: int, row: StoredRow) -> StateStoreRow:
-        return self._row_from_disk(self._codec.key_of(raw), start, row.end, self._codec.unpack(row.state))
+    def _decode_rows(
+        self, found: Iterable[tuple[bytes, int, StoredRow]], is_wanted: Callable[[Any], bool]
+    ) -> Iterator[StateStoreRow]:
+        for raw, start, row in found:
+            if is_wanted(key := self._codec.key_of(raw)):
+                yield self._row_from_disk(key, start, row.end, self._codec.unpack(row.state))
 
     @abstractmethod
     def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> StateStoreRow:

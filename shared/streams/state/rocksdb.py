@@ -257,18 +257,13 @@ class RocksDb:
         if after is not None:
             first = max(first, _row_key(store, *after) + b"\0")
         last = _HEAD.pack(ROW, store, high)
-        return [
-            (at[PREFIX_BYTES : -_NUMBER.size], _unpack_ordered_number(at, len(at) - _NUMBER.size), _unpack_row(value))
-            for at, value in self._read_page(first, last, limit)
-        ]
-
-    def _read_page(self, first: bytes, last: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        found: list[tuple[bytes, int, StoredRow]] = []
         with self._errors:
             rows = self._db.iter(self._in_order)
-            found: list[tuple[bytes, bytes]] = []
             rows.seek(first)
             while len(found) < limit and rows.valid() and (at := rows.key())[:PREFIX_BYTES] <= last:
-                found.append((at, rows.value()))
+                start = _unpack_ordered_number(at, len(at) - _NUMBER.size)
+                found.append((at[PREFIX_BYTES : -_NUMBER.size], start, _unpack_row(rows.value())))
                 rows.next()
             rows.status()
         return found
