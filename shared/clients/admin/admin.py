@@ -120,7 +120,7 @@ def one_deadline(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Cor
 
 
 class Admin:
-    """Administers a cluster; use it as `async with Admin(kafka) as admin`."""
+    """Administers a cluster; use it as `async with Admin(kafka) as admin`, in one process and event loop."""
 
     def __init__(self, kafka: KafkaSettings | str, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
         """`kafka` has the brokers' addresses: settings, or bootstrap servers as text."""
@@ -141,6 +141,8 @@ class Admin:
 
     async def close(self) -> None:
         """Close the connection. Later calls raise IllegalState."""
+        if self._open:
+            self._connection.check_loop()
         self._open = False
         await self._connection.close()
 
@@ -800,6 +802,7 @@ class Admin:
     def _check_open(self) -> None:
         if not self._open:
             raise IllegalState("the admin is not open; use it in `async with`")
+        self._connection.check_loop()
 
     async def _retry_request(self, call: Callable[[], Awaitable[T]], where: str, timeout_ms: int | None) -> T:
         self._check_open()

@@ -3,6 +3,10 @@
 `Connection` wraps `AIOKafkaClient` and adds these guarantees. If a start reaches no broker or is rejected, it raises
 BrokerNotAvailable or AuthenticationFailed with the address, within its deadline. Errors are Penstock's classes, and
 name the resource. Each instance has a default client id of its own. No repr, log line or error contains a secret.
+
+A client belongs to the process and to the event loop in which it was started. In another loop, its calls would wait for
+ever. After a fork, both processes would write to the same sockets, and a broker would take the records of one for
+retries of the other's. So no request is sent there, and the clients call `check_loop`.
 """
 
 from __future__ import annotations
@@ -11,9 +15,11 @@ import asyncio
 import itertools
 import os
 import socket
+from asyncio import _get_running_loop
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, TypeVar
+from weakref import WeakSet
 
 from aiokafka import errors as kafka
 from aiokafka.client import ConnectionGroup, CoordinationType
@@ -70,6 +76,20 @@ KEY_SHOWN_MAX = 250
 _instances = itertools.count(1)
 _unreached: dict[str, RepeatedFailure] = {}
 """The bootstrap servers that no client of this process has reached since the last success, with their failures."""
+_started: WeakSet[Connection] = WeakSet()
+"""The connections of this process, or, in a forked process, also those of its parent."""
+_OF_PARENT: Any = object()
+"""Stands for the event loop of a client that was started before a fork: no loop of this process is that one."""
+
+
+def _leave_to_parent() -> None:
+    for connection in list(_started):
+        connection.after_fork()
+
+
+# Windows has no fork.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _default_client_id() -> str:
@@ -169,6 +189,8 @@ class Connection:
         aiokafka_options(kafka_settings, self.client_id)
         self._client: Any = None
         self._closing: asyncio.Future[None] | None = None
+        self._loop: Any = None
+        self._on_fork: list[Callable[[], None]] = []
         self._coordinators: dict[tuple[str, str], int] = {}
         self._answered_ms: float | None = None
         self._moved: dict[TopicPartition, int] = {}
@@ -193,13 +215,36 @@ class Connection:
         self.adopt(client)
 
     def adopt(self, client: Any) -> None:
-        """Use the sockets and the metadata of an existing client."""
+        """Use the sockets and the metadata of an existing client. It belongs to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        _started.add(self)
         self._client = client
         client.cluster.add_listener(self._on_metadata_update)
 
     def on_metadata(self, listener: Callable[[], None]) -> None:
         """Call `listener` after every update of the metadata, as long as the connection is open."""
         self._on_metadata.append(listener)
+
+    def check_loop(self) -> None:
+        """Raise IllegalState outside of the event loop in which the client was started, and in a forked process."""
+        if _get_running_loop() is self._loop or self._loop is None:
+            return
+        if self._loop is _OF_PARENT:
+            raise IllegalState(f"client {self.client_id}: started before a fork; start a new one in the forked process")
+        raise IllegalState(
+            f"client {self.client_id}: used outside of the event loop in which it was started; each event loop, and "
+            "so each `asyncio.run`, needs a client of its own"
+        )
+
+    def on_fork(self, listener: Callable[[], None]) -> None:
+        """Call `listener` in a forked process, directly after the fork."""
+        self._on_fork.append(listener)
+
+    def after_fork(self) -> None:
+        """Leave the client to the parent process."""
+        self._loop = _OF_PARENT
+        for listener in self._on_fork:
+            listener()
 
     def _on_metadata_update(self, _: Any) -> None:
         if self._client is None:
@@ -413,6 +458,12 @@ class Connection:
                 if self._client is not None and self.partitions(topic) is None:
                     self.unwatch(topic)
 
+    def _client_for(self, where: str) -> Any:
+        if self._client is None:
+            raise BrokerNotAvailable(f"{where}: the connection is closed")
+        self.check_loop()
+        return self._client
+
     async def send(
         self, node: int, request: Any, where: str, *, coordination: bool = False, waits_ms: float | None = None
     ) -> Any:
@@ -426,9 +477,7 @@ class Connection:
         """
         group = ConnectionGroup.COORDINATION if coordination else ConnectionGroup.DEFAULT
         with translating_errors(where, self.client_id):
-            client = self._client
-            if client is None:
-                raise BrokerNotAvailable(f"{where}: the connection is closed")
+            client = self._client_for(where)
             try:
                 # A broker handles one request of a socket at a time: a JoinGroup would hold up the heartbeats behind
                 # it. And aiokafka has one timeout for each socket.
@@ -447,9 +496,7 @@ class Connection:
         If possible, the connection reads the response in place (see `read_in_place`).
         """
         with translating_errors(where, self.client_id):
-            client = self._client
-            if client is None:
-                raise BrokerNotAvailable(f"{where}: the connection is closed")
+            client = self._client_for(where)
             if await client.ready(node):
                 read_in_place(client._conns[node, ConnectionGroup.DEFAULT])
             response: FetchResponse = await client.send(node, request)
@@ -465,9 +512,7 @@ class Connection:
         _check_coordinator_key(kind, key)
         where = f"{kind} {key}"
         with translating_errors(where, self.client_id):
-            client = self._client
-            if client is None:
-                raise BrokerNotAvailable(f"{where}: the connection is closed")
+            client = self._client_for(where)
             # Raises BrokerNotAvailable if no broker is known, where aiokafka's look-up has an assertion.
             self.any_node()
             coordination_type = CoordinationType.GROUP if kind == "group" else CoordinationType.TRANSACTION

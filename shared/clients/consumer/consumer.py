@@ -160,7 +160,11 @@ def _decode_column(
 
 
 class Consumer(Generic[K, V]):
-    """Reads records; use it from one event loop, in `async with`."""
+    """Reads records; use it in `async with`.
+
+    It belongs to the process and the event loop in which it was started. Elsewhere, all methods but the getters and
+    `wakeup` raise IllegalState.
+    """
 
     def __init__(
         self,
@@ -250,6 +254,8 @@ class Consumer(Generic[K, V]):
         Raises BrokerNotAvailable with the addresses if no broker is reached within `request_timeout_ms`. Raises
         AuthenticationFailed as soon as a broker rejects the credentials.
         """
+        if self._state == "open":
+            raise IllegalState("the consumer is started already")
         if self._state != "new":
             raise IllegalState(f"the consumer is {self._state}; make a new one")
         if not compile_decoding.cache_info().currsize:
@@ -305,7 +311,7 @@ class Consumer(Generic[K, V]):
         if self._state == "new":
             self._wanted = (topics, listener)
             return
-        self._check_open()
+        self._check_usable()
         self._invoker.listener = listener
         self._coordinator.subscribe(topics, self._invoker)
 
@@ -321,7 +327,7 @@ class Consumer(Generic[K, V]):
         if self._state == "new":
             self._wanted = partitions
             return
-        self._check_open()
+        self._check_usable()
         self._subscription.assign()
         positions = self._positions
         if self._settings.commit_strategy != "none":
@@ -527,7 +533,7 @@ class Consumer(Generic[K, V]):
 
         Raises IllegalState if the partition is not assigned, ValueError and TypeError for an invalid offset.
         """
-        self._check_open()
+        self._check_usable()
         offset = checked_offset(tp, offset)
         self._fetches.seek(tp, offset)
         self._positions.sought(tp, offset)
@@ -542,12 +548,12 @@ class Consumer(Generic[K, V]):
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Return no records of these partitions until `resume`. The group does not rebalance."""
-        self._check_open()
+        self._check_usable()
         self._fetches.pause(partitions)
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Return records of these partitions again."""
-        self._check_open()
+        self._check_usable()
         self._fetches.resume(partitions)
 
     def paused(self) -> frozenset[TopicPartition]:
@@ -557,7 +563,7 @@ class Consumer(Generic[K, V]):
 
     def enforce_rebalance(self) -> None:
         """Request a new assignment by the group; it happens in the next polls."""
-        self._check_open()
+        self._check_usable()
         if self._settings.group_id is None:
             raise IllegalState("enforce_rebalance needs a group_id")
         self._coordinator.enforce_rebalance()
@@ -600,7 +606,7 @@ class Consumer(Generic[K, V]):
         If the offset cannot be looked up, the error is raised at once, such as NoOffsetForPartition under
         `auto_offset_reset=none`. Raises KafkaTimeout if the offset is not known after `request_timeout_ms`.
         """
-        self._check_open()
+        self._check_usable()
         # In an iteration the fetcher's position is after the whole batch. The user's is before the unread records.
         if (unread := self._positions.unread.position(tp)) is not None:
             return unread
@@ -644,7 +650,7 @@ class Consumer(Generic[K, V]):
 
     def forget_commits(self) -> None:
         """Drop all pending commits: they are sent neither now nor in the next generation."""
-        self._check_open()
+        self._check_usable()
         self._commits.retain(())
 
     @overload
@@ -662,7 +668,7 @@ class Consumer(Generic[K, V]):
 
         None means that there is no committed offset.
         """
-        self._check_open()
+        self._check_usable()
         if self._settings.group_id is None:
             raise IllegalState("committed needs a group_id")
         wanted = [partitions] if isinstance(partitions, TopicPartition) else list(partitions)
@@ -749,7 +755,7 @@ class Consumer(Generic[K, V]):
                 raise wrong.error
 
     async def _reset_positions(self, partitions: tuple[TopicPartition, ...], to: Literal["earliest", "latest"]) -> None:
-        self._check_open()
+        self._check_usable()
         wanted = partitions or tuple(self.assignment())
         self._positions.unread.drop(wanted)
         self._fetches.reset(wanted, EARLIEST if to == "earliest" else LATEST)
@@ -797,7 +803,7 @@ class Consumer(Generic[K, V]):
         `given` offsets of other partitions. If `given` is None, it reports positions that were handed out and not
         committed before their partition was lost. Raises IllegalState if there is no `group_id`.
         """
-        self._check_open()
+        self._check_usable()
         if self._settings.group_id is None:
             raise IllegalState("commit needs a group_id")
         positions = self._positions
@@ -818,7 +824,7 @@ class Consumer(Generic[K, V]):
         return mine, lost | positions.forfeited({tp: at.offset for tp, at in mine.items()})
 
     async def _list_offsets(self, specs: Mapping[TopicPartition, str | int]) -> dict[TopicPartition, int]:
-        self._check_open()
+        self._check_usable()
         if not specs:
             return {}
         limit_ms = self._connection.settings.request_timeout_ms
@@ -885,12 +891,22 @@ class Consumer(Generic[K, V]):
             await self._connection.close()
 
     def _check_open(self) -> None:
-        if self._state not in ("open", "closing"):
-            raise IllegalState(f"the consumer is {self._state}")
+        """Raise IllegalState if the consumer is not started, or is closed."""
+        if self._state == "new":
+            raise IllegalState("the consumer is not started; use it in `async with`, or call start() first")
+        if self._state == "closed":
+            raise IllegalState("the consumer is closed; make a new one")
+
+    def _check_usable(self) -> None:
+        """Raise IllegalState if the consumer is not open, or if the caller is not in its event loop."""
+        self._check_open()
+        self._connection.check_loop()
 
     def _check_reading(self, operation: str) -> None:
-        """Raise IllegalState if the consumer is not open, or if the caller is inside a rebalance listener."""
+        """Raise IllegalState if the consumer is not open, or if the caller is not in its event loop or is inside a
+        rebalance listener."""
+        self._check_usable()
         if self._state != "open":
-            raise IllegalState(f"the consumer is {self._state}")
+            raise IllegalState(f"{operation}: the consumer is {self._state}")
         if self._invoker.is_called(current_task()):
             raise IllegalState(f"{operation}: not inside a rebalance listener")

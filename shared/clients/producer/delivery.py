@@ -213,12 +213,17 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         return None if batch.error is None else delivery_error(batch.error)
 
     def add_done_callback(self, call: DoneCallback, *, context: Context | None = None) -> None:
-        """Have the event loop call `call(delivery)` once the record is done."""
+        """Have the producer's event loop call `call(delivery)` once the record is done.
+
+        Raises IllegalState in another event loop if the record is not done.
+        """
         loop = asyncio.get_running_loop()
         context = context or copy_context()
         if self.done():
             loop.call_soon(call, self, context=context)
             return
+        if self._batch.check_waiter is not None:
+            self._batch.check_waiter()
         known = self._batch.done_callbacks.get(self._index)
         if known is None:
             known = []

@@ -108,7 +108,10 @@ UNLOADED: Any = object()
 
 
 class Producer:
-    """Sends records; use it from one event loop, in `async with` or between `start` and `close`."""
+    """Sends records; use it in `async with`, or between `start` and `close`.
+
+    It belongs to the process and the event loop in which it was started. Elsewhere its methods raise IllegalState.
+    """
 
     def __init__(
         self,
@@ -146,6 +149,7 @@ class Producer:
             windows=settings.metrics_num_samples,
         )
         self._accumulator = RecordAccumulator(settings)
+        self._accumulator.check_waiter = self._check_waiter
         self._transaction = Transaction(settings.transactional_id) if settings.transactional_id is not None else None
         self._sender = Sender(
             connection=self._connection,
@@ -184,10 +188,13 @@ class Producer:
         Raises BrokerNotAvailable with the addresses after `request_timeout_ms`. Raises AuthenticationFailed at once.
         An `async with` that raises one of these closes the producer: make a new one for the next try.
         """
+        if self._state == "open":
+            raise IllegalState("the producer is started already")
         if self._state != "new":
             raise IllegalState(f"the producer is {self._state}; make a new one")
         await self._connection.open()
         self._connection.on_metadata(self._on_metadata_update)
+        self._connection.on_fork(self._clear_direct)
         self._state = "open"
         self._sender.start(self._sender_broke)
         log.info("producer open", client_id=self._connection.client_id)
@@ -212,6 +219,7 @@ class Producer:
             self._closed.set()
             return
         # 3. It is open or broken. First end the waits: a waiting send would add records after the flush.
+        self._connection.check_loop()
         broken = self._state == "broken"
         self._state = "closed"
         self._end_waits()
@@ -310,7 +318,8 @@ class Producer:
         `on_delivery(metadata, None)` or `on_delivery(None, error)` is called once on the event loop, but never if this
         method raises.
         """
-        # The hot path: one more call, property or object here lowers the throughput.
+        # The hot path: one more call, property or object here lowers the throughput. So the event loop is not checked
+        # here: in another one, the wait for the delivery raises the error.
         try:
             known = self._direct.get(topic)  # type: ignore[arg-type]
             transaction = self._transaction
@@ -342,6 +351,7 @@ class Producer:
         except (TypeError, ValueError, OverflowError, BufferError):
             pass
         record = record_of(topic, value, key, headers, partition, timestamp)
+        self._check_usable()
         return await self._take_record(record, on_delivery, self._transaction_number)
 
     @overload
@@ -385,6 +395,7 @@ class Producer:
         records, `maybe_written` of IllegalState is True.
         """
         number = self._transaction_number
+        self._check_usable()
         self._check_open(number)
         bulk = bulk_of(records, time_ns() // 1_000_000, may_be_columns=self._may_be_direct and self._slices is not None)
         try:
@@ -534,6 +545,7 @@ class Producer:
         request to the coordinator does. The call may then be repeated.
         """
         txn = self._require_transaction()
+        self._connection.check_loop()
         txn.move(TxnState.ABORTING)
         txn.abort_failed = False
         try:
@@ -986,12 +998,15 @@ class Producer:
         finally:
             self._accumulator.flushes -= 1
 
-    def _end_waits(self) -> None:
+    def _clear_direct(self) -> None:
         self._direct = {}
+
+    def _end_waits(self) -> None:
+        self._clear_direct()
         self._until_closed.end()
 
     def _on_metadata_update(self) -> None:
-        self._direct = {}
+        self._clear_direct()
         self._partitioner.forget_idle(SYSTEM_CLOCK.monotonic_ms())
         self._sender.wake()
 
@@ -1005,10 +1020,25 @@ class Producer:
         self._sender.completion.fail_all(ended, out=True)
 
     def _check_usable(self) -> None:
+        """Raise IllegalState unless the producer is open, and the caller runs in its event loop."""
+        self._check_state()
+        self._connection.check_loop()
+
+    def _check_state(self) -> None:
         if self._state == "broken":
             raise IllegalState("the producer is broken: its sender has ended; close it and make a new one")
+        if self._state == "new":
+            raise IllegalState("the producer is not started; use it in `async with`, or call start() first")
         if self._state != "open":
-            raise IllegalState(f"the producer is {self._state}; it must be started and not closed")
+            raise IllegalState(f"the producer is {self._state}; make a new one")
+
+    def _check_waiter(self) -> None:
+        """Raise IllegalState if the caller cannot wait for a delivery, since it runs in another event loop."""
+        try:
+            self._connection.check_loop()
+        except IllegalState as e:
+            e.maybe_written = True
+            raise
 
     @property
     def _transaction_number(self) -> int:
@@ -1024,7 +1054,7 @@ class Producer:
     def _check_open(self, number: int) -> None:
         """Raise unless the producer is open and, if it is transactional, the transaction with the number is open and
         can still be committed."""
-        self._check_usable()
+        self._check_state()
         self._check_transaction_number(number)
         if self._transaction is not None:
             self._transaction.check_open("send")

@@ -100,6 +100,7 @@ class ProducerBatch:
         "attempts",
         "base_offset",
         "callbacks",
+        "check_waiter",
         "compression",
         "count",
         "created_ms",
@@ -156,6 +157,8 @@ class ProducerBatch:
         """Done callbacks of deliveries used as futures, by record index; `callbacks` has one entry for each."""
         self.on_cancelled: Callable[[SendCancelled], None] | None = None
         """Called once after records were cancelled, not for each record."""
+        self.check_waiter: Callable[[], None] | None = None
+        """Raises IllegalState for a waiter in another event loop than the producer's, where no result would wake it."""
         self.removed: list[int] = []
         self.parts: list[tuple[int, ProducerBatch]] = []
         self.producer_state = NO_STATE
@@ -324,6 +327,7 @@ class ProducerBatch:
             part.attempts = self.attempts
             part.splits = self.splits + 1
             part.nodes = self.nodes
+            part.check_waiter = self.check_waiter
             part.order = (self.order[0], self.order[1] + start)
             part.state = BatchState.QUEUED
             self.parts.append((start, part))
@@ -367,6 +371,8 @@ class ProducerBatch:
         """Wait until the batch is done or split. Cancelling a waiter does not affect the batch."""
         if self.state is BatchState.DONE or self.state is BatchState.SPLIT:
             return
+        if self.check_waiter is not None:
+            self.check_waiter()
         # Made on demand: most records are sent without anybody waiting for their batch.
         if self.future is None:
             self.future = asyncio.get_running_loop().create_future()

@@ -118,6 +118,7 @@ class RecordAccumulator:
         self.incomplete: dict[ProducerBatch, None] = {}
         self.flushes = 0
         self.on_cancelled: Callable[[SendCancelled], None] | None = None
+        self.check_waiter: Callable[[], None] | None = None
         self._in_flight_max = settings.max_in_flight_requests_per_connection
 
     def __repr__(self) -> str:
@@ -157,6 +158,7 @@ class RecordAccumulator:
         batch = ProducerBatch(queue.tp, self.batch_size, self._compression, self._transactional, now_ms, builder)
         batch.memory = memory
         batch.on_cancelled = self.on_cancelled
+        batch.check_waiter = self.check_waiter
         queue.held += memory
         batch.order = (queue.batches, 0)
         queue.batches += 1
