@@ -45,7 +45,11 @@ from penstock.shared.clients.consumer.fetch_request_manager import FetchRequestM
 from penstock.shared.clients.consumer.fetcher import Fetcher
 from penstock.shared.clients.consumer.membership_manager import ConsumerMembershipManager
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
-from penstock.shared.clients.consumer.rebalance_listener import RebalanceListener, RebalanceListenerInvoker
+from penstock.shared.clients.consumer.rebalance_listener import (
+    RebalanceListener,
+    RebalanceListenerInvoker,
+    check_listener,
+)
 from penstock.shared.clients.consumer.settings import ConsumerSettings
 from penstock.shared.clients.consumer.subscription_state import (
     EARLIEST,
@@ -298,8 +302,10 @@ class Consumer(Generic[K, V]):
         """Read topics by name, or those whose whole name matches a pattern, without Kafka's internal ones. The group's
         members share the partitions.
 
-        Raises InvalidTopic for an invalid topic name or an empty list.
+        Raises InvalidTopic for an invalid topic name or an empty list, and TypeError for a listener that is not a
+        RebalanceListener with async methods.
         """
+        check_listener(listener)
         if isinstance(topics, str):
             raise TypeError("subscribe takes a list of topics or a compiled pattern, not one name")
         if not isinstance(topics, re.Pattern):

@@ -9,6 +9,7 @@ iteration or an exception leaves out the last ones. The invoker also commits aro
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import deque
 from collections.abc import Awaitable, Mapping
 
@@ -61,6 +62,18 @@ class RebalanceListener:
 
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
         """Called with partitions that are lost and may be owned by another member: a commit would be rejected."""
+
+
+def check_listener(listener: object) -> None:
+    """Raise TypeError unless `listener` is None, or a RebalanceListener whose methods are async."""
+    if listener is None:
+        return
+    if not isinstance(listener, RebalanceListener):
+        got = f"the class {listener.__name__}" if isinstance(listener, type) else f"a {type(listener).__name__}"
+        raise TypeError(f"listener must be an instance of a subclass of RebalanceListener, got {got}")
+    for method in (listener.on_partitions_assigned, listener.on_partitions_revoked, listener.on_partitions_lost):
+        if not inspect.iscoroutinefunction(method):
+            raise TypeError(f"listener: {method!r} must be an `async def` without `yield`")
 
 
 class RebalanceListenerInvoker:

@@ -7,10 +7,11 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from penstock.shared.common.errors import IllegalState, InvalidTopic, Wakeup
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -136,6 +137,25 @@ async def test_an_invalid_topic_name_is_rejected_at_once(cluster: FakeCluster, t
         consumer.subscribe(["t"])
     with pytest.raises(InvalidTopic):
         Consumer(KafkaSettings(), ConsumerSettings(group_id="g")).subscribe(topics)
+
+
+class Plain(RebalanceListener):
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:  # type: ignore[override]
+        pass
+
+
+class Generates(RebalanceListener):
+    async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> AsyncIterator[None]:  # type: ignore[override]
+        yield
+
+
+@pytest.mark.parametrize(
+    "listener", [Plain(), Generates(), RebalanceListener, print, 5], ids=lambda it: type(it).__name__
+)
+def test_an_invalid_listener_is_rejected_at_once(listener: Any) -> None:
+    """A listener is an instance of a RebalanceListener with async methods. No rebalance has to call it to find out."""
+    with pytest.raises(TypeError, match="listener"):
+        Consumer(KafkaSettings(), ConsumerSettings(group_id="g")).subscribe(["t"], listener)
 
 
 async def test_a_pattern_matches_whole_names(cluster: FakeCluster) -> None:
