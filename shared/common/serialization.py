@@ -14,6 +14,7 @@ penstock.errors.SerializationError: clicks: not JSON: Input data was truncated
 
 from __future__ import annotations
 
+import inspect
 import math
 import struct
 from collections.abc import Callable
@@ -22,12 +23,38 @@ from typing import Any, Generic
 import msgspec
 from typing_extensions import TypeVar
 
-from penstock.shared.common.errors import SerializationError
+from penstock.shared.common.errors import ConfigError, SerializationError
 from penstock.shared.common.json_decoding import JSON_ERRORS, JsonTypeMismatch, invalid_json
 
 Serializer = Callable[[str, Any], bytes | None]
 T = TypeVar("T", default=Any)
 Deserializer = Callable[[str, bytes | None], T]
+
+
+def check_serializer(name: str, serializer: object) -> None:
+    """Raise ConfigError unless `serializer`, the argument `name`, is a function that takes a topic and a value and is
+    not async. A deserializer takes a topic and bytes.
+
+    >>> check_serializer("key_serializer", lambda topic, value: value.encode())
+    >>> check_serializer("key_serializer", len)
+    Traceback (most recent call last):
+        ...
+    penstock.errors.ConfigError: key_serializer must be a function of a topic and a value, got <built-in function len>
+    """
+    of = f"{name} must be a function of a topic and {'bytes' if 'deserializer' in name else 'a value'}"
+    if not callable(serializer):
+        raise ConfigError(f"{of}, got {serializer!r}")
+    if inspect.iscoroutinefunction(serializer):
+        raise ConfigError(f"{of} that is not async, got {serializer!r}")
+    try:
+        signature = inspect.signature(serializer)
+    # Some functions that are written in C have no signature.
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind("topic", b"")
+    except TypeError:
+        raise ConfigError(f"{of}, got {serializer!r}") from None
 
 
 def bytes_serializer(topic: str, value: Any) -> bytes | None:

@@ -64,7 +64,6 @@ from penstock.shared.clients.protocol.completed_fetch import compile_decoding
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
     CommitFailed,
-    ConfigError,
     IllegalState,
     InvalidTopic,
     KafkaTimeout,
@@ -77,7 +76,7 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.kernel_loading import loaded
 from penstock.shared.common.records import Columns, ConsumerRecord, GroupMetadata, OffsetAndMetadata, TopicPartition
-from penstock.shared.common.serialization import Deserializer, bytes_deserializer
+from penstock.shared.common.serialization import Deserializer, bytes_deserializer, check_serializer
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.topic_names import check_topic_name
 
@@ -121,11 +120,7 @@ class Deserializers:
 
     def __post_init__(self) -> None:
         for name, deserializer in (("key", self.key), ("value", self.value)):
-            if not callable(deserializer):
-                raise ConfigError(
-                    f"{name}_deserializer must be a function of a topic and bytes, got {deserializer!r}; "
-                    "bytes_deserializer, the default, leaves bytes as they are"
-                )
+            check_serializer(f"{name}_deserializer", deserializer)
 
     @property
     def is_plain(self) -> bool:

@@ -90,7 +90,7 @@ from penstock.shared.common.records import (
     RecordMetadata,
     TopicPartition,
 )
-from penstock.shared.common.serialization import Serializer, bytes_serializer
+from penstock.shared.common.serialization import Serializer, bytes_serializer, check_serializer
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.topic_names import check_topic_name
 
@@ -134,6 +134,8 @@ class Producer:
         # without a producer id, and an abort would not undo them.
         if settings.transactional_id is not None and not settings.enable_idempotence:
             raise ConfigError("transactional_id needs enable_idempotence=true")
+        check_serializer("key_serializer", key_serializer)
+        check_serializer("value_serializer", value_serializer)
         self._settings = settings
         self._connection = Connection(kafka)
         self._key_serializer = key_serializer

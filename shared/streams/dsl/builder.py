@@ -172,9 +172,10 @@ class StreamsBuilder:
         - a msgspec struct or any other type that msgspec decodes: JSON, checked field by field,
         - `dict`: any JSON,
         - `bytes`: the bytes of the record's value, unchanged,
-        - a deserializer. `struct_deserializer(User)` is as `User`, and `json_deserializer` as `dict`. Aggregations
-          treat the values of other deserializers as dicts until a `map_values` declares another type. Tables and joins
-          of streams take only plain JSON from them, and reject a record with any other value.
+        - a deserializer, which is a function of the topic and the bytes. `struct_deserializer(User)` is as `User`, and
+          `json_deserializer` as `dict`. Aggregations treat the values of other deserializers as dicts until a
+          `map_values` declares another type. Tables and joins of streams take only plain JSON from them, and reject a
+          record with any other value.
 
         By default, records that cannot be decoded or processed go to the topic `dead_letters`, or `<topic>-dlq` if it
         is None. Late records go to the topic `late`, or `<topic>-late` if it is None.

@@ -12,6 +12,7 @@ from penstock.shared.common.serialization import (
     Deserializer,
     StructDeserializer,
     bytes_deserializer,
+    check_serializer,
     json_deserializer,
     struct_deserializer,
 )
@@ -62,6 +63,7 @@ def value_deserializer(value: Any) -> Deserializer:
         return struct_deserializer(value)
     if callable(value):
         require_callable("value, a deserializer,", value)
+        check_serializer("value, a deserializer,", value)
         deserializer: Deserializer = value
         return deserializer
     raise ConfigError(f"value must be a type or a deserializer, got {value!r}")

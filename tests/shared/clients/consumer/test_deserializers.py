@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from typing import Any
 
 import pytest
 
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.consumer.consumer import Deserializers
+from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.common.serialization import json_deserializer, string_deserializer
@@ -68,11 +71,20 @@ def test_plain_bytes() -> None:
     assert decoded.values is plain.values or decoded.values == plain.values
 
 
+async def decode(topic: str, data: bytes | None) -> bytes | None:
+    return data
+
+
 @pytest.mark.parametrize("which", ["key", "value"])
-def test_a_deserializer_that_is_not_callable_is_rejected(which: str) -> None:
-    """A deserializer that is not callable is rejected at once, with its setting's name."""
+@pytest.mark.parametrize("wrong", [None, json.loads, lambda data: data, decode], ids=range(4))
+def test_a_deserializer_that_is_no_function_of_topic_and_bytes_is_rejected(which: str, wrong: Any) -> None:
+    """It is rejected at once, with its setting's name, and so is a serializer. Any callable of two arguments works."""
     with pytest.raises(ConfigError, match=f"{which}_deserializer"):
-        Deserializers(**{which: None})  # type: ignore[arg-type]
+        Deserializers(**{which: wrong})
+    with pytest.raises(ConfigError, match=f"{which}_serializer"):
+        Producer("localhost:1", **{f"{which}_serializer": wrong})
+    for right in (partial(lambda base, topic, data: data, 1), lambda *both: both, max):
+        Deserializers(**{which: right})
 
 
 @pytest.mark.parametrize("wrong", ["", 0, ()])

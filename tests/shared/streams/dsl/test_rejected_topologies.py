@@ -371,10 +371,10 @@ def test_nothing_defined() -> None:
         StreamsBuilder().build()
 
 
-@pytest.mark.parametrize("value", [None, 3, "json"])
+@pytest.mark.parametrize("value", [None, 3, "json", len, lambda data: data], ids=str)
 def test_no_type(value: Any) -> None:
-    """A value type that is neither a type nor a deserializer is rejected."""
-    with pytest.raises(ConfigError, match="value must"):
+    """A value type that is neither a type nor a deserializer, a function of a topic and bytes, is rejected."""
+    with pytest.raises(ConfigError, match="value"):
         StreamsBuilder().stream("in", value=value)
 
 
