@@ -28,6 +28,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -341,6 +342,8 @@ class CommandSettings(BaseSettings):
             raise ConfigError(
                 f"{program}: " + "; ".join(_explain_setting_error(cls, error) for error in e.errors())
             ) from None
+        except ConfigError as e:
+            raise ConfigError(f"{program}: {e}") from None
         except SettingsError as e:
             raise ConfigError(f"{program}: {_hide_flag_values(cls, str(e))}") from None
 
@@ -390,6 +393,15 @@ class _Environment(EnvSettingsSource):
     def _load_env_vars(self) -> Mapping[str, str | None]:
         return {name.lower(): value for name, value in self._environ.items()}
 
+    def prepare_field_value(self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool) -> Any:
+        try:
+            return super().prepare_field_value(field_name, field, value, value_is_complex)
+        # Pydantic's message names the field and this class.
+        except ValueError:
+            name = variable([field_name])
+            named = name if value is not None else f"one of {name}{DELIMITER}*"
+            raise ConfigError(f"{named}: not valid JSON") from None
+
 
 def find_settings_file(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], Path | None]:
     """Return the arguments without `--config`, and the path of the settings file, None if there is none."""
@@ -413,8 +425,8 @@ def find_settings_file(arguments: Sequence[str], environ: Mapping[str, str]) -> 
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        with file.open("rb") as f:
-            return tomllib.load(f)
+        # Some editors begin a file with a byte order mark.
+        return tomllib.loads(file.read_bytes().decode("utf-8-sig"))
     except OSError as e:
         raise ConfigError(f"{file}: {e.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
@@ -439,6 +451,9 @@ def _describe_setting_error(cls: type[BaseModel], error: Any) -> str:
     path = [str(part) for part in error["loc"]]
     name = ".".join(path)
     message = error["msg"].removeprefix("Value error, ")
+    # Pydantic's message names a class of Penstock, which users of files and variables do not see.
+    if error["type"] == "model_type" and not isinstance(error["input"], BaseModel):
+        message = "Input should be a table of settings"
     if error["type"] == "extra_forbidden":
         return _describe_unknown_setting(cls, path)
     if not name:

@@ -57,6 +57,12 @@ class Store(Section):
     limit: PositiveMs = 10
 
 
+class Lakes(Section):
+    """A table with a list."""
+
+    tables: tuple[str, ...] = ()
+
+
 class Service(ServiceSettings):
     """A service for tests."""
 
@@ -64,6 +70,7 @@ class Service(ServiceSettings):
     name: str = Field(min_length=1)
     store: Store = Store()
     options: dict[str, str] = Field({})
+    lakes: Lakes = Lakes()
 
 
 NAMED = ["--name=me"]
@@ -192,7 +199,9 @@ def test_a_dict_from_flags() -> None:
         (["-store.path=x"], {}, "unrecognized arguments: -store.path (did you mean --store.path?)"),
         (["--unknown=x", "y", "--other"], {}, "unrecognized arguments: --unknown, --other"),
         (["positional"], {}, "unrecognized arguments: positional"),
-        ([], {"PENSTOCK_STORE": "{"}, '"store"'),
+        ([], {"PENSTOCK_STORE": "{"}, "penstock test: PENSTOCK_STORE: not valid JSON"),
+        ([], {"PENSTOCK_LAKES__TABLES": "["}, "penstock test: one of PENSTOCK_LAKES__*: not valid JSON"),
+        ([], {"PENSTOCK_STORE": "5"}, "store: Input should be a table of settings, got 5 (--store, PENSTOCK_STORE)"),
         (
             [],
             {"PENSTOCK_KAFKA__SECURITY_PROTOCOL": "SASL_SSL"},
@@ -236,6 +245,12 @@ def test_a_file_that_cannot_be_read(content: bytes | None, message: str) -> None
     if content is not None:
         Path("no.toml").write_bytes(content)
     assert load_error("--config=no.toml").startswith(message)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark() -> None:
+    """Some editors write one."""
+    Path("bom.toml").write_bytes(b'\xef\xbb\xbf[store]\r\npath = "p"\r\n')
+    assert load("--config=bom.toml").store.path == "p"
 
 
 def test_config_without_a_path() -> None:
