@@ -1,4 +1,4 @@
-"""A client belongs to the process and to the event loop in which it was started."""
+"""A client is started once, and then belongs to its process and its event loop."""
 
 from __future__ import annotations
 
@@ -90,6 +90,25 @@ OTHER_CALLS: list[Call] = [
     lambda c: c.admin.list_topics(),
     lambda c: c.admin.close(),
 ]
+
+
+@pytest.mark.parametrize("kind", [Producer, Consumer])
+async def test_a_client_starts_once_before_it_is_used(kind: type[Producer] | type[Consumer]) -> None:
+    """The error of a call before or after that, and of a second start, says what to do."""
+    async with FakeCluster() as cluster:
+        client = kind(cluster.bootstrap_servers)
+        with pytest.raises(IllegalState, match="not started"):
+            await use(client)
+        await client.start()
+        with pytest.raises(IllegalState, match="started already"):
+            await client.start()
+        await client.close()
+        with pytest.raises(IllegalState, match="closed; make a new one"):
+            await use(client)
+
+
+async def use(client: Producer | Consumer) -> object:
+    return await (client.flush() if isinstance(client, Producer) else client.poll(0))
 
 
 async def test_another_event_loop_is_rejected(clients: Clients) -> None:
