@@ -28,8 +28,9 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from time import time_ns
@@ -128,6 +129,7 @@ class Producer:
 
         Raises ConfigError, which names the wrong setting.
         """
+        self._state = "new"
         kafka = KafkaSettings.of(kafka)
         settings = with_timeouts_that_fit(kafka, ProducerSettings.given(settings))
         # ProducerSettings rejects this too, but `model_copy` does not validate. The broker would accept the records
@@ -165,7 +167,6 @@ class Producer:
         self._held_up = HeldUpShare(self._accumulator, self._memory, SYSTEM_CLOCK.monotonic_ms, self._sender.is_away)
         self._slices: Any = UNLOADED
         """The module column_slices, once columns were sent; None if it is not used."""
-        self._state = "new"
         self._until_closed = UntilClosed()
         self._closed = asyncio.Event()
         self._disconnecting: asyncio.Task[None] | None = None
@@ -180,6 +181,10 @@ class Producer:
         self._may_be_direct = (
             plain and not interceptors and partitioner is None and not settings.partitioner_ignore_keys
         )
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        if self._state in ("open", "broken"):
+            warn(f"not closed, so its buffered records are lost: {self!r}", ResourceWarning, source=self)
 
     def __repr__(self) -> str:
         return f"<Producer {self._state}, {self._connection!r}, {self._sender!r}>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+import warnings
 from typing import Any
 
 import pytest
@@ -429,6 +430,17 @@ async def test_a_failed_start_leaves_no_series() -> None:
             pass
     samples = [sample for family in registry.collect() for sample in family.samples]
     assert not any("client_id" in sample.labels for sample in samples)
+
+
+async def test_a_producer_that_is_not_closed_warns() -> None:
+    """A ResourceWarning names it once it is garbage, since its buffered records are lost."""
+    async with producing() as (_, producer):
+        with pytest.warns(ResourceWarning, match="lost: <Producer open"):
+            producer.__del__()
+    with warnings.catch_warnings(action="error"):
+        producer.__del__()
+        with pytest.raises(ConfigError):
+            Producer("nowhere")
 
 
 async def test_transactions_without_idempotence_are_rejected() -> None:
