@@ -47,7 +47,8 @@ def check_serializer(name: str, serializer: object) -> None:
     if inspect.iscoroutinefunction(serializer):
         raise ConfigError(f"{of} that is not async, got {serializer!r}")
     try:
-        signature = inspect.signature(serializer)
+        # Of a decorated function, the arguments of what is called.
+        signature = inspect.signature(serializer, follow_wrapped=False)
     # Some functions that are written in C have no signature.
     except (TypeError, ValueError):
         return

@@ -399,8 +399,8 @@ class _Environment(EnvSettingsSource):
         # Pydantic's message names the field and this class.
         except ValueError:
             name = variable([field_name])
-            named = name if value is not None else f"one of {name}{DELIMITER}*"
-            raise ConfigError(f"{named}: not valid JSON") from None
+            named = f"one of {name}{DELIMITER}*"
+            raise ConfigError(f"{named if value is None else f'{name}, or {named}'}: not valid JSON") from None
 
 
 def find_settings_file(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], Path | None]:

@@ -848,9 +848,11 @@ class Consumer(Generic[K, V]):
             self._state = "closed"
         if self._state != "open":
             # Until the listener has returned there is no task to wait for: the listener may wait for this call.
-            if self._disconnecting is not None and not self._invoker.is_called(current_task()):
+            ending = self._disconnecting
+            if ending is not None and not ending.done() and not self._invoker.is_called(current_task()):
+                self._connection.check_loop()
                 limit_s = None if timeout_ms is None else max(timeout_ms, LEAVE_TIME_MS) / 1000
-                if not (await asyncio.wait({self._disconnecting}, timeout=limit_s))[0]:
+                if not (await asyncio.wait({ending}, timeout=limit_s))[0]:
                     # This ends the LeaveGroup that gets no response.
                     await self._connection.close()
             return

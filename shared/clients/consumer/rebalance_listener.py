@@ -72,7 +72,7 @@ def check_listener(listener: object) -> None:
         got = f"the class {listener.__name__}" if isinstance(listener, type) else f"a {type(listener).__name__}"
         raise TypeError(f"listener must be an instance of a subclass of RebalanceListener, got {got}")
     for method in (listener.on_partitions_assigned, listener.on_partitions_revoked, listener.on_partitions_lost):
-        if not inspect.iscoroutinefunction(method):
+        if not inspect.iscoroutinefunction(inspect.unwrap(method)):
             raise TypeError(f"listener: {method!r} must be an `async def` without `yield`")
 
 

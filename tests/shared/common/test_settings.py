@@ -199,7 +199,7 @@ def test_a_dict_from_flags() -> None:
         (["-store.path=x"], {}, "unrecognized arguments: -store.path (did you mean --store.path?)"),
         (["--unknown=x", "y", "--other"], {}, "unrecognized arguments: --unknown, --other"),
         (["positional"], {}, "unrecognized arguments: positional"),
-        ([], {"PENSTOCK_STORE": "{"}, "penstock test: PENSTOCK_STORE: not valid JSON"),
+        ([], {"PENSTOCK_STORE": "{"}, "penstock test: PENSTOCK_STORE, or one of PENSTOCK_STORE__*: not valid JSON"),
         ([], {"PENSTOCK_LAKES__TABLES": "["}, "penstock test: one of PENSTOCK_LAKES__*: not valid JSON"),
         ([], {"PENSTOCK_STORE": "5"}, "store: Input should be a table of settings, got 5 (--store, PENSTOCK_STORE)"),
         (

@@ -146,3 +146,14 @@ async def test_a_forked_process_is_rejected(clients: Clients) -> None:
     assert os.waitstatus_to_exitcode(status) == len(calls)
     await clients.producer.commit_transaction()
     assert [record.value for record in clients.cluster.records("t") if record.value] == [b"0"]
+
+
+def test_a_closed_consumer_may_be_closed_again_in_any_loop() -> None:
+    """The second close has nothing to wait for."""
+    with asyncio.Runner() as runner:
+        cluster = runner.run(FakeCluster().__aenter__())
+        consumer = Consumer(cluster.bootstrap_servers)
+        runner.run(consumer.start())
+        runner.run(consumer.close())
+        runner.run(cluster.__aexit__(None, None, None))
+    asyncio.run(consumer.close())

@@ -7,6 +7,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -147,6 +148,23 @@ class Plain(RebalanceListener):
 class Generates(RebalanceListener):
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> AsyncIterator[None]:  # type: ignore[override]
         yield
+
+
+def traced(method: Any) -> Any:
+    @wraps(method)
+    def call(*arguments: Any) -> Any:
+        return method(*arguments)
+
+    return call
+
+
+class Traced(RebalanceListener):
+    on_partitions_revoked = traced(RebalanceListener.on_partitions_revoked)
+
+
+def test_a_listener_may_have_decorated_methods() -> None:
+    """A decorator may hide that a method is async."""
+    Consumer(KafkaSettings(), ConsumerSettings(group_id="g")).subscribe(["t"], Traced())
 
 
 @pytest.mark.parametrize(

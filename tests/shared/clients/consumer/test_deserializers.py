@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -83,7 +83,8 @@ def test_a_deserializer_that_is_no_function_of_topic_and_bytes_is_rejected(which
         Deserializers(**{which: wrong})
     with pytest.raises(ConfigError, match=f"{which}_serializer"):
         Producer("localhost:1", **{f"{which}_serializer": wrong})
-    for right in (partial(lambda base, topic, data: data, 1), lambda *both: both, max):
+    decorated = wraps(json.loads)(lambda topic, data: json.loads(data))
+    for right in (partial(lambda base, topic, data: data, 1), lambda *both: both, max, decorated):
         Deserializers(**{which: right})
 
 
