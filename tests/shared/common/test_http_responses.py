@@ -10,7 +10,7 @@ import pytest
 
 from penstock.shared.common.http_responses import UnreadableResponse, read_response
 
-TWICE = gzip.compress(gzip.compress(b"[1]"))
+TWICE = gzip.compress(gzip.compress(b"[1]", mtime=0), mtime=0)
 
 
 async def read(body: bytes, bytes_max: int, encoding: str = "", status: int = 200) -> httpx.Response:
@@ -24,8 +24,8 @@ async def read(body: bytes, bytes_max: int, encoding: str = "", status: int = 20
     [
         ("", b"[1]"),
         ("identity", b"[1]"),
-        ("gzip", gzip.compress(b"[1]")),
-        ("X-GZIP", gzip.compress(b"[1]") + bytes(9)),
+        ("gzip", gzip.compress(b"[1]", mtime=0)),
+        ("X-GZIP", gzip.compress(b"[1]", mtime=0) + bytes(9)),
     ],
 )
 async def test_a_body_of_the_limit_is_read(encoding: str, body: bytes) -> None:
@@ -45,7 +45,7 @@ async def test_a_response_without_a_body_may_name_an_encoding() -> None:
     ("encoding", "body", "message"),
     [
         ("", b"[10]", "more than 3 bytes"),
-        ("gzip", gzip.compress(b"[10]"), "more than 3 bytes"),
+        ("gzip", gzip.compress(b"[10]", mtime=0), "more than 3 bytes"),
         ("gzip, gzip", TWICE, "gzip, gzip"),
         ("br", b"[1]", "br"),
     ],
@@ -56,7 +56,7 @@ async def test_a_larger_body_and_an_unsupported_encoding_are_errors(encoding: st
         await read(body, 3, encoding)
 
 
-@pytest.mark.parametrize("body", [b"[1]", gzip.compress(b"[1]")[:-1]])
+@pytest.mark.parametrize("body", [b"[1]", gzip.compress(b"[1]", mtime=0)[:-1]])
 async def test_a_corrupt_body_is_an_error_of_the_request(body: bytes) -> None:
     """The client treats a truncated body, or one that is not compressed, as any other failed request."""
     with pytest.raises(httpx.DecodingError, match="gzip"):
