@@ -45,7 +45,10 @@ class ToOffset(BaseModel):
 
 
 class ToTimestamp(BaseModel):
-    """The offset of the first record at or after a time (ms since the epoch); the end offset if there is none."""
+    """The offset of the first record at or after a time (ms since the epoch); the end offset if there is none.
+
+    Kafka also counts a transaction's marker as a record, with the time at which the broker wrote it.
+    """
 
     model_config = ConfigDict(extra="forbid")
     timestamp_ms: int = Offset

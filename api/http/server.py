@@ -246,6 +246,9 @@ def _bind_socket(settings: HttpSettings) -> socket.socket:
         bound = ListeningSocket(family, kind, protocol)
     except OSError as e:
         raise ConfigError(f"http.host: {settings.host}: {e.strerror}") from None
+    # A label is empty or too long.
+    except UnicodeError:
+        raise ConfigError(f"http.host: {settings.host}: not a host name") from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)

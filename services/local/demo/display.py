@@ -84,7 +84,8 @@ class Display:
         self._console.print(f"[dim]{seconds:6.1f} s[/dim]  {text}", highlight=False, soft_wrap=True)
 
     def update(self) -> None:
-        """Show the current figures."""
+        """Show the current figures in the panel. Elsewhere than on a terminal, print them at most every
+        PLAIN_INTERVAL_S, and nothing before the first record is acknowledged."""
         self._progress.update(self._sent, completed=self.figures.acknowledged)
         self._progress.update(self._processed, completed=self.figures.processed)
         now = time.monotonic()

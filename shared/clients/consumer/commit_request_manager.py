@@ -226,7 +226,8 @@ class CommitRequestManager:
         self._start_sending_commits()
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the last offsets of these partitions that this member has committed since their assignment."""
+        """Return the last offsets of these partitions that this member has committed, without those from before a
+        `retain` that dropped the partition: a revocation, a loss, or `forget_commits`."""
         return self.sequence.committed(partitions)
 
     def _partitions_lost(self) -> CommitFailed:

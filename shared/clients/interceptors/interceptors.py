@@ -101,7 +101,8 @@ class ConsumerInterceptor:
 
 
 class ConsumerInterceptors:
-    """A chain of interceptors. Each one gets the records that the previous one returned."""
+    """A chain of interceptors. Each one gets the records that the previous one returned, unless that result is ignored
+    (see `on_consume`)."""
 
     def __init__(self, chain: Sequence[ConsumerInterceptor]) -> None:
         self._chain = tuple(chain)

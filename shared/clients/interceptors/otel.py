@@ -117,7 +117,8 @@ class OpenTelemetryInterceptor(ProducerInterceptor):
 
 
 def _extract_parent_context(propagator: TextMapPropagator, headers: Headers) -> Context | None:
-    """Return the parent context; None means the current context."""
+    """Return the context in the headers as the parent. None means the current context: a span is current, or there are
+    no headers."""
     if not headers or trace.get_current_span().get_span_context().is_valid:
         return None
     return propagator.extract(headers, getter=_HeaderGetter())

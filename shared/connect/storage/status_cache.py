@@ -1,7 +1,8 @@
 """The statuses in the status topic, and the check whether a worker may still write one.
 
 A worker that has lost a connector or task may report on it after the new owner did. So a `safe` status is written only
-if there is no current status, or if the current one is from the same worker, or from the same or an earlier generation.
+if there is no current status, or if the current one is from the same worker, or its generation is not later than that
+of the `safe` status. The current status is the newest one that this worker has read or written.
 """
 
 from __future__ import annotations

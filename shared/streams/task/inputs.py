@@ -94,13 +94,18 @@ class TaskInputs:
         # A batch of columns cannot be left midway, so its length is chosen before.
         columns = group.next_run(length.records_max)
         before_ms = share.used_ms()
-        self._process_records(columns, now_ms, share.is_left)
-        next_offset = self._task.sources[columns.topic]
-        ms = share.used_ms() - before_ms
-        done = int(np.searchsorted(columns.offsets, next_offset))
-        # `has_time` ends a run after a slow record, so the slow record is the last one.
-        if ms > self._blocking_ms_max:
-            log_blocked_heartbeats(f"{done} records up to {columns.topic}-{self._task.partition}@{next_offset - 1}", ms)
+        failed = 1
+        try:
+            self._process_records(columns, now_ms, share.is_left)
+            failed = 0
+        finally:
+            ms = share.used_ms() - before_ms
+            done = int(np.searchsorted(columns.offsets, self._task.sources[columns.topic]))
+            # `has_time` ends a run after a slow record, so the slow record is the last one, or the one that failed.
+            if ms > self._blocking_ms_max:
+                last = columns.offsets[done + failed - 1]
+                where = f"{columns.topic}-{self._task.partition}@{last}"
+                log_blocked_heartbeats(f"{done + failed} records up to {where}", ms)
         length.adapt(done, ms, share.ms)
         if done < len(columns):
             group.queues[columns.topic].put_back(columns[done:])

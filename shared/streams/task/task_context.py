@@ -90,7 +90,8 @@ class TaskContext(Protocol):
         """Process records one by one until `has_time` returns False, but at least one record."""
 
     def processed(self, last: ConsumerRecord, count: int) -> None:
-        """Set the topic's position after this record, and call the STREAM_TIME schedules that are due.
+        """Set the topic's position after this record. Call the STREAM_TIME schedules that are due, if the topic drives
+        them.
 
         `count` records were processed since the last call.
         """

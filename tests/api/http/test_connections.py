@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import logging
+import re
 import signal
 import socket
 import ssl
@@ -78,10 +79,11 @@ async def test_a_port_in_use_is_named() -> None:
             await HttpServer(create_app(), HttpSettings(port=port)).start()
 
 
-async def test_an_unknown_host_is_named() -> None:
-    """A host name that does not resolve is a ConfigError that names the setting."""
-    with pytest.raises(ConfigError, match=r"http\.host: no\.such\.invalid"):
-        await HttpServer(create_app(), HttpSettings(host="no.such.invalid")).start()
+@pytest.mark.parametrize("host", ["no.such.invalid", "a..b"])
+async def test_an_unknown_host_is_named(host: str) -> None:
+    """A host name that does not resolve, or is none, is a ConfigError that names the setting."""
+    with pytest.raises(ConfigError, match=re.escape(f"http.host: {host}")):
+        await HttpServer(create_app(), HttpSettings(host=host)).start()
 
 
 async def test_stop_lets_requests_in_flight_finish() -> None:

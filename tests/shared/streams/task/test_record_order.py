@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -231,21 +232,24 @@ def test_watermarks_are_taken_among_records() -> None:
     assert task.times._watermarks == {own: {0: Watermark(0, 2, 50), 1: Watermark(1, 2, 50)}}
 
 
-def test_a_record_that_blocks_the_heartbeats_is_logged() -> None:
-    """The record that takes long is the last of its run, so the log names it."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_record_that_blocks_the_heartbeats_is_logged(fails: bool) -> None:
+    """The record that takes long is the last of its run, so the log names it, also if it fails."""
     clock = ManualClock()
 
     def wait(record: Record) -> None:
         clock.advance(500 if record.timestamp == 7 else 1)
+        if fails and record.timestamp == 7:
+            raise MemoryError
 
     builder = StreamsBuilder()
     builder.stream("in").peek(wait)
     task = StreamTask(builder.build(), 3, application="app")
     task.initialize(0)
     inputs, time = TaskInputs(task, blocking_ms_max=506), TurnTime(clock)
-    with capture_logs() as logs:
-        for _ in range(2):
-            inputs.add(records("in", *range(20)))
+    inputs.add(records("in", *range(20)))
+    with capture_logs() as logs, pytest.raises(MemoryError) if fails else nullcontext():
+        while inputs.holds("in"):
             time.begin(inputs.waiting)
             inputs.process(0, {}, time)
     assert [(line["step"], line["ms"]) for line in logs if "heartbeats" in line["event"]] == [
