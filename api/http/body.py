@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
+from penstock.api.http.content_encoding import CorruptBody, Inflater
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import (
     BAD_REQUEST,
@@ -27,7 +28,6 @@ from penstock.api.http.status_codes import (
 )
 from penstock.api.http.turns import BULK_BYTES, BULK_EVENTS, FREE, Turn, Turns
 from penstock.shared.common.errors import IllegalState, PenstockError
-from penstock.shared.common.inflating import CorruptBody, Inflater
 
 T = TypeVar("T")
 

@@ -10,13 +10,13 @@ from typing_extensions import TypedDict
 
 from penstock.api.http import field_types as of
 from penstock.api.http.body import body_error_code
+from penstock.api.http.content_encoding import STREAMS
 from penstock.api.http.json_response import json_response
 from penstock.api.http.problem import ErrorKind, FailedOutcome, Problem
 from penstock.api.http.status_codes import ACCEPTED
 from penstock.api.ingest.cloudevents import BATCH_TYPE, STRUCTURED_TYPE
 from penstock.api.ingest.event import RecordError
 from penstock.api.ingest.result import IngestResult
-from penstock.shared.common.inflating import STREAMS
 
 NOTHING_TITLE = "No event was stored"
 UNKNOWN_TITLE = "Events may or may not be stored"

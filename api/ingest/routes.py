@@ -40,6 +40,7 @@ from penstock.api.http.body import (
     read_body,
     too_many_events,
 )
+from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.health import CheckResult
 from penstock.api.http.json_response import json_response
 from penstock.api.http.problem import (
@@ -78,7 +79,6 @@ from penstock.api.ingest.streaming_response import NDJSON_TYPE, StreamedResponse
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import PenstockError
-from penstock.shared.common.inflating import CorruptBody
 from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)

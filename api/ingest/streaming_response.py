@@ -29,6 +29,7 @@ from penstock.api.http.body import (
     ServiceShuttingDown,
     body_error_status,
 )
+from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.problem import Problem
 from penstock.api.http.status_codes import MULTI_STATUS
 from penstock.api.http.turns import Turn
@@ -37,7 +38,6 @@ from penstock.api.ingest.event_sender import EventSender
 from penstock.api.ingest.request_events import RequestEvents
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import PenstockError
-from penstock.shared.common.inflating import CorruptBody
 
 NDJSON_TYPE = "application/x-ndjson"
 EVERY_MS = 1_000

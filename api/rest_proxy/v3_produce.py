@@ -28,6 +28,7 @@ from penstock.api.http.body import (
     next_turn,
     read_body,
 )
+from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.json_response import json_response
 from penstock.api.http.problem import ErrorKind, Problem, rest_error_code
 from penstock.api.http.status_codes import BAD_REQUEST, CLIENT_CLOSED_REQUEST, MULTI_STATUS, OK
@@ -51,7 +52,6 @@ from penstock.api.rest_proxy.v3_records import (
 from penstock.api.rest_proxy.v3_resources import check_cluster
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import BrokerNotAvailable, KafkaTimeout
-from penstock.shared.common.inflating import CorruptBody
 from penstock.shared.common.records import RecordMetadata
 from penstock.shared.common.time_text import EPOCH
 

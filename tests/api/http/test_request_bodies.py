@@ -22,10 +22,9 @@ from penstock.api.http.body import (
     ClientDisconnected,
     ServiceShuttingDown,
 )
-from penstock.api.http.content_encoding import inflater_of
+from penstock.api.http.content_encoding import STEP_BYTES, CorruptBody, Inflater, inflater_of, zstd
 from penstock.api.http.problem import Problem
 from penstock.api.http.turns import BULK_BYTES, BULK_EVENTS, FREE, Turns
-from penstock.shared.common.inflating import STEP_BYTES, CorruptBody, Inflater, zstd
 from tests.virtual_time import let_pass
 
 

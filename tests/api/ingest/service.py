@@ -9,10 +9,10 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from penstock.api.http.app import create_app
+from penstock.api.http.content_encoding import zstd
 from penstock.api.ingest.routes import Ingest
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
-from penstock.shared.common.inflating import zstd
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 JSON = {"Content-Type": "application/json"}
