@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretS
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.json_decoding import JSON_POINTER
 from penstock.shared.common.settings import NonEmptyPath, PositiveMs, Section, ServiceSettings
-from penstock.shared.common.time_text import TimeUnit, time_ms
+from penstock.shared.common.time_text import TimeUnit, require_time
 
 HOUR_MS = 3_600_000
 TOKEN_LENGTH_MIN = 16
@@ -36,19 +36,9 @@ def _event_time_as_text(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date) else value
 
 
-def _check_event_time(text: str) -> str:
-    try:
-        ms = time_ms(text)
-    except ConfigError as e:
-        raise ValueError(str(e)) from None
-    if ms < 0:
-        raise ValueError("must not be before 1970: Kafka has no negative timestamps")
-    return text
-
-
 CloudEventsForm = Literal["data", "envelope"]
 Pointer = Annotated[str, AfterValidator(_check_json_pointer)]
-EventTime = Annotated[str, BeforeValidator(_event_time_as_text), AfterValidator(_check_event_time)]
+EventTime = Annotated[str, BeforeValidator(_event_time_as_text), AfterValidator(require_time)]
 PositiveCount = Annotated[int, Field(gt=0)]
 HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 

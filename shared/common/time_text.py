@@ -77,6 +77,17 @@ def time_ms(text: str) -> int:
     return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
+def require_time(text: str) -> str:
+    """Return the text of a record's time unchanged. Raises ValueError if it is invalid or before 1970."""
+    try:
+        ms = time_ms(text)
+    except ConfigError as e:
+        raise ValueError(str(e)) from None
+    if ms < 0:
+        raise ValueError("must not be before 1970: Kafka has no negative timestamps")
+    return text
+
+
 def duration_ms(text: str) -> int:
     """A duration in ms. Raises ConfigError if the text is not a duration, not a whole number of ms, or more ms than
     Kafka has room for.

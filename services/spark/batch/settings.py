@@ -11,7 +11,7 @@ from penstock.services.spark.compaction.settings import MaintenanceSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.lake.location import hadoop_uri
 from penstock.shared.common.settings import PositiveMs
-from penstock.shared.common.time_text import TimeUnit, duration_ms, time_ms
+from penstock.shared.common.time_text import TimeUnit, duration_ms, require_time
 from penstock.shared.streams.settings import StreamsSettings, TaskSettings
 from penstock.shared.streams.topology_loading import NAME_PATTERN
 
@@ -29,17 +29,6 @@ OF_FILES = ("key_column", "value_column", "live_from")
 def require_live_from(text: str) -> str:
     """Return a batch's `live_from` unchanged. Raises ValueError for an invalid time."""
     return text if EXPLICIT_OFFSETS.fullmatch(text) else require_time(text)
-
-
-def require_time(text: str) -> str:
-    """Return a time of records unchanged. Raises ValueError if it is invalid or before 1970."""
-    try:
-        ms = time_ms(text)
-    except ConfigError as e:
-        raise ValueError(str(e)) from None
-    if ms < 0:
-        raise ValueError("must not be before 1970: Kafka has no negative timestamps")
-    return text
 
 
 LiveFrom = Annotated[str, Field(pattern=LIVE_FROM_PATTERN), AfterValidator(require_live_from)]
