@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from penstock.services.exit_status import ExitStatus, exit_status_of
 from penstock.shared.common.errors import ConfigError, IllegalState, PenstockError
-from penstock.shared.common.event_loop import cancel_other_tasks, run_contained
+from penstock.shared.common.event_loop import contained_runner, run_contained
 from penstock.shared.common.log import configure, get_logger
 from penstock.shared.common.settings import DaemonSettings, load_settings_or_exit
 
@@ -85,16 +85,12 @@ def run_process(work: Coroutine[Any, Any, int]) -> int:
     SystemExit in another asyncio task does not end the process (see `run_contained`). If tasks or `asyncio.to_thread`
     calls have not ended EXIT_GRACE_MS after the work, ends the process with the exit status.
     """
-    with asyncio.Runner() as runner:
-        try:
-            status = run_contained(runner, work)
-            # What follows waits for threads and for tasks that ignore their cancellation.
-            leaving = threading.Timer(EXIT_GRACE_MS / 1000, _leave, [status])
-            leaving.daemon = True
-            leaving.start()
-        finally:
-            # The runner's exit cancels the tasks too, but raises a SystemExit of one of them.
-            run_contained(runner, cancel_other_tasks())
+    with contained_runner() as runner:
+        status = run_contained(runner, work)
+        # What follows waits for threads and for tasks that ignore their cancellation.
+        leaving = threading.Timer(EXIT_GRACE_MS / 1000, _leave, [status])
+        leaving.daemon = True
+        leaving.start()
     leaving.cancel()
     return status
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from penstock.shared.common.log import get_logger
@@ -30,7 +31,18 @@ def run_contained(runner: asyncio.Runner, work: Coroutine[Any, Any, T]) -> T:
     return running.result()
 
 
-async def cancel_other_tasks() -> None:
+@contextmanager
+def contained_runner() -> Iterator[asyncio.Runner]:
+    """Yield a runner for `run_contained`. At the exit, SystemExit in a task that is cancelled is contained as well."""
+    with asyncio.Runner() as runner:
+        try:
+            yield runner
+        finally:
+            # The runner's exit cancels the tasks too, but raises a SystemExit of one of them.
+            run_contained(runner, _cancel_other_tasks())
+
+
+async def _cancel_other_tasks() -> None:
     """Cancel all other tasks of the event loop, and wait for their ends."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:

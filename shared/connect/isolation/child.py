@@ -27,7 +27,7 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import DataError
-from penstock.shared.common.event_loop import cancel_other_tasks, run_contained
+from penstock.shared.common.event_loop import contained_runner, run_contained
 from penstock.shared.common.gc_tuning import collector_off, spare_the_collector
 from penstock.shared.common.log import configure, get_logger
 from penstock.shared.common.records import TopicPartition
@@ -273,12 +273,8 @@ def main() -> NoReturn:
         if first := lines.readline():
             start = unpack(first)
             configure(LogSettings.model_validate(start["log"]), "connect")
-            with asyncio.Runner() as runner:
-                try:
-                    run_contained(runner, serve(start, WorkerLink(connection, lines)))
-                finally:
-                    # The runner's exit cancels the tasks too, but raises a SystemExit of one of them.
-                    run_contained(runner, cancel_other_tasks())
+            with contained_runner() as runner:
+                run_contained(runner, serve(start, WorkerLink(connection, lines)))
         status = 0
     except BaseException:
         # The connector's code may raise SystemExit.
