@@ -277,8 +277,8 @@ class TaskSchedules:
         """Return the next due times to commit, by grid.
 
         A restored grid without a schedule is included until its due time has passed by more than its interval.
-        Otherwise the grids of names that are never used again would accumulate. Until the
-        next restore, a later schedule still continues it, unless its room was needed.
+        Otherwise the grids of names that are never used again would accumulate. Until the next restore, a later
+        schedule still continues it, unless its room was needed.
         """
         kept = {grid: due for grid, due in self._restored.values() if not self._is_outdated(grid, due, now_ms)}
         for queue in (*self.stream_time.values(), self.wall_clock):

@@ -229,12 +229,17 @@ class Connection:
         """Raise IllegalState outside of the event loop in which the client was started, and in a forked process."""
         if _get_running_loop() is self._loop or self._loop is None:
             return
-        if self._loop is _OF_PARENT:
+        if self.is_of_parent:
             raise IllegalState(f"client {self.client_id}: started before a fork; start a new one in the forked process")
         raise IllegalState(
             f"client {self.client_id}: used outside of the event loop in which it was started; each event loop, and "
             "so each `asyncio.run`, needs a client of its own"
         )
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether the client was started before this process was forked."""
+        return self._loop is _OF_PARENT
 
     def on_fork(self, listener: Callable[[], None]) -> None:
         """Call `listener` in a forked process, directly after the fork."""

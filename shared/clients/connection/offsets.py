@@ -22,16 +22,13 @@ from penstock.shared.clients.protocol import requests
 from penstock.shared.clients.protocol.errors import error_for_code
 from penstock.shared.clients.protocol.requests import CONSUMER, NO_UUID
 from penstock.shared.common.errors import NotLeaderOrFollower, UnknownTopicOrPartition
-from penstock.shared.common.records import OFFSET_METADATA_MAX_BYTES, OffsetAndMetadata, TopicPartition
+from penstock.shared.common.records import INT64_MAX, OFFSET_METADATA_MAX_BYTES, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.topic_names import checked_topic_names
 
 SPECS = {"earliest": -2, "latest": -1}
 """The times that stand for a position in ListOffsets."""
 NO_LEADER_EPOCH = -1
 """Without the current leader epoch the broker does not fence the request (KIP-320)."""
-
-
-INT64_MAX = (1 << 63) - 1
 INT32_MAX = (1 << 31) - 1
 
 

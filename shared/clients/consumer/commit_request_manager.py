@@ -121,10 +121,10 @@ class CommitRequestManager:
         self._stopped_by: PenstockError | None = None
         """The error after which nothing is sent before the next generation or the next commit."""
         self._rejected_since: dict[TopicPartition, float] = {}
-        # By partition and class of error: a line for one error does not report another.
         self._rejections: defaultdict[TopicPartition, defaultdict[type[PenstockError], RepeatedFailure]]
         self._rejections = defaultdict(lambda: defaultdict(RepeatedFailure))
-        """The rejections of each partition since its last successful commit, to log them."""
+        """The rejections of each partition since its last successful commit, by class of error, to log them: a line for
+        one error does not report another."""
         self._given_up: dict[TopicPartition, tuple[int, PenstockError]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None

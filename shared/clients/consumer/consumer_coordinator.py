@@ -335,8 +335,8 @@ class ConsumerCoordinator:
         # All before the first wait, which a limit of the close may cancel.
         for task in self._tasks:
             task.cancel()
-        for task in self._tasks:
-            await asyncio.wait([task])
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         await self._requests.leave(self.member.leave())
         if self._leaving is not None:
             await asyncio.wait([self._leaving])

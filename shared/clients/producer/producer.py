@@ -131,7 +131,6 @@ class Producer:
         Raises ConfigError, which names the wrong setting.
         """
         self._state = "new"
-        self._is_of_parent = False
         kafka = KafkaSettings.of(kafka)
         settings = with_timeouts_that_fit(kafka, ProducerSettings.given(settings))
         # ProducerSettings rejects this too, but `model_copy` does not validate. The broker would accept the records
@@ -185,7 +184,7 @@ class Producer:
         )
 
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
-        if self._state in ("open", "broken") and not self._is_of_parent:
+        if self._state in ("open", "broken") and not self._connection.is_of_parent:
             warn(f"not closed, so its buffered records are lost: {self!r}", ResourceWarning, source=self)
 
     def __repr__(self) -> str:
@@ -203,7 +202,7 @@ class Producer:
             raise IllegalState(f"the producer is {self._state}; make a new one")
         await self._connection.open()
         self._connection.on_metadata(self._on_metadata_update)
-        self._connection.on_fork(self._leave_to_parent)
+        self._connection.on_fork(self._clear_direct)
         self._state = "open"
         self._sender.start(self._sender_broke)
         log.info("producer open", client_id=self._connection.client_id)
@@ -1009,11 +1008,6 @@ class Producer:
 
     def _clear_direct(self) -> None:
         self._direct = {}
-
-    def _leave_to_parent(self) -> None:
-        """In a forked process: `send` takes no short cut, and the parent's records are none to warn of."""
-        self._clear_direct()
-        self._is_of_parent = True
 
     def _end_waits(self) -> None:
         self._clear_direct()

@@ -134,6 +134,14 @@ def knowing(client: SocketClient, *ports: int) -> None:
     client.cluster.update_metadata(MetadataResponse_v0([(i, "127.0.0.1", port) for i, port in enumerate(ports)], []))
 
 
+def adopted(connection: Connection, port: int) -> SocketClient:
+    """A client of a connection whose broker 0 is at the given port."""
+    client = SocketClient(connection.settings, "c")
+    connection.adopt(client)
+    knowing(client, port)
+    return client
+
+
 async def test_an_unresponsive_bootstrap_server_is_skipped() -> None:
     """Each bootstrap server gets its share of the timeout. One that responds is enough."""
     async with serving(silent, silent, answering) as [(_, first), (_, second), (_, third)]:
@@ -338,9 +346,7 @@ async def test_a_caller_that_stops_waiting_does_not_keep_a_silent_connection() -
     """A request that is not answered in time closes its connection, also if its caller has stopped waiting."""
     async with serving(frozen) as [(_, port)]:
         connection = Connection(settings(port))
-        client = SocketClient(connection.settings, "c")
-        connection.adopt(client)
-        knowing(client, port)
+        client = adopted(connection, port)
         assert await connection.connect(0)
         opened = client._conns[0, ConnectionGroup.DEFAULT]
         opened._request_timeout = 0.02
@@ -379,9 +385,7 @@ async def test_a_broker_that_does_not_read_does_not_hold_up_the_close(monkeypatc
     request = produce_request(None, 1, 1_000, [("t", [(0, bytes(16_000_000))])])
     async with serving(frozen) as [(_, port)]:
         connection = Connection(settings(port))
-        client = SocketClient(connection.settings, "c")
-        connection.adopt(client)
-        knowing(client, port)
+        client = adopted(connection, port)
         assert await connection.connect(0)
         client._conns[0, ConnectionGroup.DEFAULT]._request_timeout = 0.02
         with pytest.raises(KafkaTimeout):
@@ -416,9 +420,7 @@ async def test_a_close_ends_a_request_that_is_still_connecting(name: str) -> Non
 
     async with serving(accepting) as [(_, port)]:
         connection = Connection(settings(port))
-        client = SocketClient(connection.settings, "c")
-        connection.adopt(client)
-        knowing(client, port)
+        adopted(connection, port)
         request = asyncio.ensure_future(CONNECTING_CALLS[name](connection))
         await accepted.wait()
         await connection.close()
@@ -867,9 +869,7 @@ async def test_a_fetch_fails_if_the_broker_closes_the_new_connection() -> None:
     """A broker that closes the connection after its set-up is not available. A retry may succeed."""
     async with serving(leaving) as [(_, port)]:
         connection = Connection(settings(port))
-        client = SocketClient(connection.settings, "c")
-        connection.adopt(client)
-        knowing(client, port)
+        adopted(connection, port)
         with pytest.raises(BrokerNotAvailable):
             await connection.fetch(0, FetchRequest(300, 1, 1 << 20, False, []), "fetch")
         await connection.close()
