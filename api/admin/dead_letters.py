@@ -16,11 +16,11 @@ from typing_extensions import TypedDict
 
 from penstock.api.http import field_types as of
 from penstock.api.http.json_response import json_response
+from penstock.shared.clients.dead_letters.dead_letter import DeadLetterStage
 from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 
-Stage = Literal["deserialize", "process", "produce"]
 DEAD_LETTERS_MAX = 1_000
 """The most dead letters in one response."""
 REPLAY_MAX = 100_000
@@ -77,7 +77,7 @@ class ReplayRequest(BaseModel):
         json_schema_extra={"examples": [{"dry_run": True}, {"stage": "process", "limit": 100}, {"to": "corrections"}]},
     )
     limit: int = Field(10_000, ge=1, le=REPLAY_MAX)
-    stage: Stage | None = Field(None, description="only dead letters of this stage")
+    stage: DeadLetterStage | None = Field(None, description="only dead letters of this stage")
     to: str | None = Field(None, description="the topic to send to, partitioned by key; default: each record's source")
     exception: str | None = Field(None, description="only those of this exception class")
     include_replayed: bool = Field(False, description="include dead letters that were replayed before")
@@ -185,7 +185,9 @@ def dead_letters_router(dead_letters: DeadLetters) -> APIRouter:
         responses={200: {"model": DeadLettersResponse}},
     )
     async def read_newest_dead_letters(
-        topic: DeadLetterTopicName, limit: int = Query(50, ge=1, le=DEAD_LETTERS_MAX), stage: Stage | None = None
+        topic: DeadLetterTopicName,
+        limit: int = Query(50, ge=1, le=DEAD_LETTERS_MAX),
+        stage: DeadLetterStage | None = None,
     ) -> Response:
         return json_response({"topic": topic} | await dead_letters.read_newest(topic, limit, stage))
 

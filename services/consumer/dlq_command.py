@@ -21,6 +21,7 @@ from penstock.services.command_line import run_app
 from penstock.services.consumer.settings import DlqSettings
 from penstock.services.terminal_tables import console_for, plain
 from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.dead_letters.dead_letter import DeadLetterStage
 from penstock.shared.clients.dead_letters.dead_letter_log import (
     DeadLetterEntry,
     DeadLetterLog,
@@ -52,7 +53,7 @@ Topic = Annotated[str, typer.Argument(help="the source topic, or its dead-letter
 Servers = Annotated[str | None, typer.Option("--bootstrap-servers", help="host:port, comma-separated")]
 Config = Annotated[str | None, typer.Option("--config", help="TOML file")]
 DeadLetterTopic = Annotated[str | None, typer.Option(help="default: TOPIC-dlq")]
-Stage = Annotated[str | None, typer.Option(help="only this stage: deserialize, process, produce")]
+Stage = Annotated[DeadLetterStage | None, typer.Option(help="only dead letters of this stage")]
 ExceptionName = Annotated[str | None, typer.Option("--exception", help="only this exception class")]
 Partitions = Annotated[list[int] | None, typer.Option("--partition", help="only this source partition; repeatable")]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
@@ -288,7 +289,8 @@ def _dead_letter_cell(text: str) -> Text:
 
 
 def main(arguments: list[str]) -> int:
-    """Run `penstock dlq`. Returns the exit status (2 for invalid arguments or settings)."""
+    """Run `penstock dlq`. Returns the exit status: 2 if the command line or a setting is invalid, 1 after any other
+    error of Penstock (also for an invalid topic name), and if a replay could not send a dead letter."""
     return run_app(app, arguments, "penstock dlq")
 
 

@@ -98,7 +98,10 @@ class ChildProcess:
         words = [os.fspath(word) for word in command]
         name = name or Path(words[0]).name
         output = subprocess.PIPE if on_line is not None else None
-        read_end, write_end = os.pipe()
+        try:
+            read_end, write_end = os.pipe()
+        except OSError as e:
+            raise ConfigError(f"{name} cannot be started: {e.strerror}") from None
         report = os.fdopen(read_end, "rb", buffering=0)
         options = ["--limit-ms", str(orphan_limit_ms), "--report-fd", str(write_end)]
         try:

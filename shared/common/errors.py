@@ -152,7 +152,7 @@ class IllegalGeneration(CommitFailed):
 
 
 class UnknownMember(CommitFailed):
-    """The group does not know this member (any more)."""
+    """The group does not know this member (any more), or has not assigned anything to it yet."""
 
 
 class RebalanceInProgress(RetriableError):

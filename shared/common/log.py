@@ -19,7 +19,11 @@ from penstock.shared.common.settings import LogSettings
 
 
 def configure(settings: LogSettings, service: str) -> None:
-    """Route structlog and the standard library's logging (aiokafka's, uvicorn's) through one renderer."""
+    """Route structlog and the standard library's logging, such as uvicorn's, through one renderer.
+
+    Unless the level is debug, only critical lines of aiokafka are written. Of httpx, httpcore, py4j and uvicorn's
+    access log, at most warnings and errors are written.
+    """
     as_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
     shared_processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,

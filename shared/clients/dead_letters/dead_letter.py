@@ -17,6 +17,7 @@ dead-lettered twice, because the consumer of a dead-letter topic fails too, the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -47,6 +48,7 @@ HEADERS = (TOPIC, PARTITION, OFFSET, TIMESTAMP, STAGE, EXCEPTION, MESSAGE, ATTEM
 STAGE_DESERIALIZE = "deserialize"
 STAGE_PROCESS = "process"
 STAGE_PRODUCE = "produce"
+DeadLetterStage = Literal["deserialize", "process", "produce"]
 
 MESSAGE_BYTES_MAX = 4_096
 """Longer values of Penstock's headers, such as exception messages, are cut: they must add little to the record."""

@@ -268,26 +268,27 @@ class ProducerPartitioner:
             topic.sticky_batch = topic.sticky_queue.open
 
     def after_full(
-        self, topic: PartitionedTopic, record: ProducerRecord, key: bytes | None, queue: PartitionQueue
+        self, topic: PartitionedTopic, number: int | None, key: bytes | None, queue: PartitionQueue
     ) -> PartitionQueue:
-        """Return the queue for a record that does not fit into its queue's open batch."""
+        """Return the queue for a record that does not fit into its queue's open batch. `number` is that of
+        `number_for`."""
         # A full batch is the moment at which the sticky choice may move on (KIP-480): within a batch a move would only
         # make smaller batches.
-        if queue is topic.sticky_queue and self._uses_sticky_partition(record, key):
+        if queue is topic.sticky_queue and self._uses_sticky_partition(number, key):
             return self._choose_sticky_partition(topic)
         return queue
 
-    def opened(self, topic: PartitionedTopic, record: ProducerRecord, key: bytes | None, batch: ProducerBatch) -> None:
+    def opened(self, topic: PartitionedTopic, number: int | None, key: bytes | None, batch: ProducerBatch) -> None:
         """Note that a record opened or joined a batch: the sticky partition stays while that batch is open."""
         if (
-            self._uses_sticky_partition(record, key)
+            self._uses_sticky_partition(number, key)
             and topic.sticky_queue is not None
             and topic.sticky_queue.tp == batch.tp
         ):
             topic.sticky_batch = batch
 
-    def _uses_sticky_partition(self, record: ProducerRecord, key: bytes | None) -> bool:
-        return record.partition is None and (key is None or self._settings.partitioner_ignore_keys)
+    def _uses_sticky_partition(self, number: int | None, key: bytes | None) -> bool:
+        return number is None and (key is None or self._settings.partitioner_ignore_keys)
 
     def _choose_sticky_partition(self, topic: PartitionedTopic) -> PartitionQueue:
         # Bytes are counted for a whole batch, since the choice does not change within one.

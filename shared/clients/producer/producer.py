@@ -886,7 +886,7 @@ class Producer:
             async with self._until_closed("a send waited for metadata"):
                 await self._connection.wait_for_topic(topic, max(0, metadata_by_ms - SYSTEM_CLOCK.monotonic_ms()))
         key, value, headers, size = self._serialize_record(record)
-        known, queue = await self._choose_partition(record, key, value, metadata_by_ms)
+        known, chosen, queue = await self._choose_partition(record, key, value, metadata_by_ms)
         # The transaction may have ended during the waits.
         self._check_open(number)
         at = time_ns() // 1_000_000 if record.timestamp is None else operator.index(record.timestamp)
@@ -895,10 +895,10 @@ class Producer:
         # A record without a key that needs a new batch may go to another partition (KIP-480).
         if batch is not None and batch.append(batch.count, *fields) is None:
             batch = None
-            queue = self._partitioner.after_full(known, record, key, queue)
+            queue = self._partitioner.after_full(known, chosen, key, queue)
         if batch is None:
             batch = await self._append_to_new_batch(queue, fields, size, deadline_ms, number)
-            self._partitioner.opened(known, record, key, batch)
+            self._partitioner.opened(known, chosen, key, batch)
         index = batch.count
         batch.count = index + 1
         if on_delivery is not None:
@@ -967,7 +967,8 @@ class Producer:
 
     async def _choose_partition(
         self, record: ProducerRecord, key: bytes | None, value: bytes | None, deadline_ms: float
-    ) -> tuple[PartitionedTopic, PartitionQueue]:
+    ) -> tuple[PartitionedTopic, int | None, PartitionQueue]:
+        """Return the topic, the partition that the record names or the custom partitioner chooses, and its queue."""
         # The partition may be new, and this client's metadata older than it (Java: `KafkaProducer.waitOnMetadata`).
         while True:
             known = self._find_known_topic(record.topic)
@@ -976,7 +977,7 @@ class Producer:
                 number = self._partitioner.number_for(known, record, key, value)
                 queue = self._partitioner.queue_for(known, number, key)
                 if queue is not None:
-                    return known, queue
+                    return known, number, queue
             left_ms = deadline_ms - SYSTEM_CLOCK.monotonic_ms()
             if left_ms <= 0:
                 raise UnknownTopicOrPartition(

@@ -30,9 +30,10 @@ from penstock.shared.connect.schema import (
 
 def _validate_encoding(name: str, value: Any) -> None:
     try:
-        codecs.lookup(value)
-    except LookupError:
-        raise invalid(name, value, "unknown encoding") from None
+        # `codecs.lookup` also knows codecs between bytes, such as hex, and some that cannot replace invalid bytes.
+        b"\xff".decode(value, "replace").encode(value, "replace")
+    except (LookupError, ValueError):
+        raise invalid(name, value, "not an encoding of text") from None
 
 
 def java_text(value: Any, schema: Schema | None) -> str:

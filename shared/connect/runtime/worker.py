@@ -372,6 +372,6 @@ class WorkerRestarts:
         return backoff.wait_ms(now_ms - self._started_ms.get(id, now_ms))
 
     def forget(self, id: Id) -> None:
-        """Forget the start and the failures of a connector or task, since it is no longer on this worker."""
+        """Forget the start and the failures of a connector or task that is stopped, also if it starts here again."""
         self._backoffs.pop(id, None)
         self._started_ms.pop(id, None)

@@ -1,4 +1,4 @@
-"""Transforms of fields' content: InsertField, MaskField, SetSchemaMetadata."""
+"""Transforms of fields' content, InsertField and MaskField, and of a schema's name and version: SetSchemaMetadata."""
 
 from __future__ import annotations
 

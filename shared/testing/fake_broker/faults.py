@@ -161,6 +161,13 @@ def _failed_topics(request: Request, code: int, partitions: Collection[TopicPart
     return [Message(name=topic, partitions=failed) for topic, failed in rows.items()]
 
 
+def names_any_of(request: Request, partitions: Collection[TopicPartition]) -> bool:
+    """Whether the request names any of the partitions. An OffsetFetch without topics is for all partitions."""
+    if request.api is Api.OFFSET_FETCH and request.body.topics is None:
+        return True
+    return not set(partitions).isdisjoint(request.partitions())
+
+
 def without_partitions(request: Request, partitions: Collection[TopicPartition]) -> Request:
     """The request without the partitions that fail; a Fetch does not wait for records."""
 

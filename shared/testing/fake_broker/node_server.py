@@ -25,6 +25,7 @@ from penstock.shared.testing.fake_broker.faults import (
     Respond,
     failed_response,
     merge_failures,
+    names_any_of,
     without_partitions,
 )
 from penstock.shared.testing.fake_broker.handler_responses import CloseConnection, DelayedResponse, Response
@@ -206,6 +207,8 @@ class NodeServer:
                         row.error_code = action.code
                         row.leader_id = NO_LEADER
             return response
+        if action.partitions is not None and not names_any_of(request, action.partitions):
+            return await self._handle_request(request, authenticate)
         failures = failed_response(request, action.code, action.partitions)
         if action.partitions is None and not action.handled:
             response = None

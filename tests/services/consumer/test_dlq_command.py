@@ -43,6 +43,13 @@ def test_an_unknown_topic_is_an_error_with_the_existing_ones() -> None:
         find_dead_letter_topic("clicks", many)
 
 
+@pytest.mark.parametrize("command", ["list", "replay"])
+def test_an_unknown_stage_is_an_error(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error has the stages that exist."""
+    assert main([command, "clicks", "--stage", "produced"]) == 2
+    assert "'produce'" in capsys.readouterr().err
+
+
 async def test_a_record_larger_than_the_default_buffer_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
     """A replay sends a record that is larger than the default `buffer_memory` of a producer."""
     value = bytes(ProducerSettings().buffer_memory + 1)

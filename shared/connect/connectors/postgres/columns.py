@@ -320,11 +320,11 @@ def encode_as_date(value: Any) -> tuple[int]:
 
 
 def encode_as_timestamp(value: Any) -> tuple[int]:
-    """Return a value for a `timestamp` or `timestamptz` column in Postgres's binary form. A number is ms since the
-    epoch. A time without a zone is UTC, and a date is midnight in UTC.
+    """Return a value for a `timestamp` or `timestamptz` column in Postgres's binary form. An integer is ms since the
+    epoch, and a text is in ISO 8601. A time without a zone is UTC, and a date is midnight in UTC.
 
-    Raises DataError if the value is not a time. The driver's own encoder writes the last µs of the year 9999 as
-    infinity, and the first of the year 1 as -infinity.
+    Raises DataError for any other value, also for a float. The driver's own encoder writes the last µs of the year
+    9999 as infinity, and the first of the year 1 as -infinity.
     """
     if isinstance(value, bool):
         raise DataError(f"{value!r} is not a time")

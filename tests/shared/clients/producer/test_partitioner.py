@@ -147,18 +147,19 @@ class Table:
     def put(self, key: bytes | None = None, size: int = 20, partition: int | None = None) -> ProducerBatch | None:
         topic, value = self.topic(), b"x" * size
         record = ProducerRecord("t", value, key, partition=partition)
-        queue = self.partitioner.queue_for(topic, self.partitioner.number_for(topic, record, key, value), key)
+        number = self.partitioner.number_for(topic, record, key, value)
+        queue = self.partitioner.queue_for(topic, number, key)
         if queue is None:
             return None
         batch = queue.open
         if batch is not None and batch.append(batch.count, 0, key, value, []) is None:
-            batch, queue = None, self.partitioner.after_full(topic, record, key, queue)
+            batch, queue = None, self.partitioner.after_full(topic, number, key, queue)
         if batch is None:
             batch = queue.open
             if batch is None or batch.append(batch.count, 0, key, value, []) is None:
                 batch = self.accumulator.open_batch(queue, 0, 0)
                 batch.append(0, 0, key, value, [])
-            self.partitioner.opened(topic, record, key, batch)
+            self.partitioner.opened(topic, number, key, batch)
         batch.count += 1
         return batch
 
@@ -199,6 +200,21 @@ async def test_a_custom_partitioner() -> None:
     assert (batch.tp.partition, own.tp.partition) == (1, for_key(b"21", 3))
     assert table.put(b"far") is None
     assert calls[0] == ("t", b"one", b"x" * 20, [0, 1, 2])
+
+
+async def test_a_custom_choice_of_the_sticky_partition_is_kept() -> None:
+    """A record whose batch is full stays in the partition that the partitioner chose, without and with a key."""
+    chosen: int | None = None
+    table = Table(lambda *_: chosen, partitioner_ignore_keys=True)
+    know(table.connection, {"t": dict.fromkeys(range(6), 1)})
+    for key in (None, b"k"):
+        chosen = None
+        first = table.put(key)
+        assert first is not None
+        chosen = first.tp.partition
+        batches = [table.put(key) for _ in range(200)]
+        assert {batch.tp.partition for batch in batches if batch is not None} == {chosen}
+        assert len({id(batch) for batch in batches}) > 10
 
 
 async def test_keys_go_by_their_hash_over_all_partitions() -> None:

@@ -97,8 +97,9 @@ def test_the_string_converter_accepts_other_types() -> None:
     latin = StringConverter()
     latin.configure({"converter.encoding": "ISO-8859-1"}, True)
     assert latin.from_connect_data("t", None, "é") == b"\xe9"
-    with pytest.raises(ConfigError, match="unknown encoding"):
-        StringConverter().configure({"converter.encoding": "x-none"}, False)
+    for name in ("x-none", "hex", "idna", "undefined", "a\0"):
+        with pytest.raises(ConfigError, match=r"converter\.encoding"):
+            StringConverter().configure({"converter.encoding": name}, False)
 
 
 @pytest.mark.parametrize(

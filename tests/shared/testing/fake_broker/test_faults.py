@@ -262,6 +262,20 @@ async def test_a_fetch_fails_without_waiting(cluster: FakeCluster, wire: Wire) -
     assert codes == {0: ErrorCode.KAFKA_STORAGE_ERROR, 1: 0}
 
 
+async def test_requests_without_the_failing_partition_are_handled_normally(cluster: FakeCluster, wire: Wire) -> None:
+    """A Fetch of other partitions waits for records, and requests that name no partitions have no error."""
+    cluster.control(None, Fail(ErrorCode.KAFKA_STORAGE_ERROR, [TopicPartition("t", 0)]))
+    rows = [Message(partition=1, fetch_offset=0, partition_max_bytes=1_000)]
+    wire.send(Api.FETCH, max_wait_ms=60_000, min_bytes=1, topics=[Message(name="t", partitions=rows)])
+    assert await wire.is_silent()
+    async with connected(cluster) as other:
+        assert await other.produce(1) == {1: "NONE"}
+    assert decode_response(SUPPORTED_APIS[Api.FETCH], SUPPORTED_APIS[Api.FETCH].max_version, await wire.read())
+    new = Message(name="new", num_partitions=1, replication_factor=1, assignments=[], configs=[])
+    created = await wire.request(Api.CREATE_TOPICS, topics=[new], timeout_ms=1_000, validate_only=False)
+    assert created.topics[0].error_code == 0
+
+
 async def test_acks_zero_is_not_answered(cluster: FakeCluster, wire: Wire) -> None:
     """With acks 0 there is no response, and a failure closes the connection."""
     wire.send_records(acks=0)
