@@ -19,7 +19,7 @@ from penstock.api.http import field_types as of
 from penstock.api.http.json_response import json_response
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import ACCEPTED, CONFLICT, NOT_FOUND
-from penstock.api.streams.key_params import Continuation
+from penstock.api.streams.query_params import Continuation
 from penstock.api.streams.task_views import (
     CompactionsResponse,
     CompactionStarted,

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from penstock.api.http import field_types as of
 from penstock.api.http.json_response import json_response
 from penstock.api.http.problem import Problem
-from penstock.api.streams.key_params import (
+from penstock.api.streams.query_params import (
     Continuation,
     ContinuationOf,
     Keys,

@@ -12,7 +12,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from penstock.api.http import field_types as of
-from penstock.api.streams.key_params import ContinuationOf
+from penstock.api.streams.query_params import ContinuationOf
 
 ProcessingGuarantee = Literal["exactly_once", "at_least_once"]
 TopologyText = Annotated[str, Field(examples=["Source: flights (topic: flights) --> sessions"])]

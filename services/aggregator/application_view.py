@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import SERVICE_UNAVAILABLE
 from penstock.api.settings import Scope
-from penstock.api.streams.key_params import StoreQueryParams, encode_query_params
+from penstock.api.streams.query_params import StoreQueryParams, encode_query_params
 from penstock.api.streams.task_views import (
     InstanceRow,
     MissingPartition,

@@ -166,15 +166,15 @@ def _state_decoder(written: StoreSchema) -> Callable[[bytes], dict[str, Any]]:
 
 class TailChanges:
     """The newest changes in a changelog's tail, in log order: one for each window of the queried keys that overlaps
-    `reach`.
+    `time_range`.
 
-    `reach` are two times in ms, both inclusive. A deletion has no end. So it is kept if its window does not start after
-    `reach`. If `store` is None, all stores are queried.
+    `time_range` are two times in ms, both inclusive. A deletion has no end. So it is kept if its window does not start
+    after `time_range`. If `store` is None, all stores are queried.
     """
 
-    def __init__(self, keys: KeyRange, reach: tuple[int, int], store: str | None = None) -> None:
+    def __init__(self, keys: KeyRange, time_range: tuple[int, int], store: str | None = None) -> None:
         self._keys = keys
-        self._reach = reach
+        self._time_range = time_range
         self._store = store
         # One change for each window: a busy key costs memory for its windows, not for its records.
         self._changes: dict[tuple[str, bytes, int, int | None], TailChange] = {}
@@ -190,14 +190,15 @@ class TailChanges:
 
         Raises ConfigError beyond CHANGES_MAX, CorruptRecord if the change cannot be decoded.
         """
-        low, high = self._reach
+        low, high = self._time_range
         if change.start > high or self._store not in (None, change.store) or not self._keys.has(change.key):
             return
         at = (change.store, change.key, change.start)
         # Of one start there is one open window, but several can have closed, with different ends.
         self._changes.pop((*at, None), None)
-        # The start of a window never changes and its end only grows. So a window that ends before `reach` in the tail
-        # also does so in the lake. A deletion has no end: it may delete a window in the lake that overlaps `reach`.
+        # The start of a window never changes and its end only grows. So a window that ends before `time_range` in the
+        # tail also does so in the lake. A deletion has no end: it may delete a window in the lake that overlaps the
+        # range.
         if change.operation != DELETED and change.end < low:
             return
         if len(self._changes) == CHANGES_MAX:

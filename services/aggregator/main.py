@@ -15,7 +15,7 @@ from penstock.api.http.health import Check, CheckResult, health_router
 from penstock.api.http.kafka_liveness import KafkaLiveness
 from penstock.api.http.problem import Problem
 from penstock.api.http.server import HttpServer
-from penstock.api.streams.key_params import StoreQueryParams
+from penstock.api.streams.query_params import StoreQueryParams
 from penstock.api.streams.routes import streams_router
 from penstock.api.streams.stores import FoundWindows, Status, stores_router
 from penstock.api.streams.task_views import OpenWindows, StreamsState

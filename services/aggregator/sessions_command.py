@@ -66,7 +66,7 @@ def sessions_query_options(settings: SessionsSettings) -> WindowQueryOptions:
         ),
         store=settings.store,
         keys=settings.keys,
-        reach=(time_ms(settings.from_), time_ms(settings.to)),
+        time_range=(time_ms(settings.from_), time_ms(settings.to)),
         status=settings.status,
         rows_max=settings.rows_max,
         timeout_ms=settings.kafka_timeout_ms,

@@ -62,10 +62,10 @@ def stored_windows_of_partition(
     store: StoreSchema,
     live: Sequence[dict[str, Any]],
     changes: Iterable[TailChange],
-    reach: tuple[int, int],
+    time_range: tuple[int, int],
     open_from_ms: int,
 ) -> list[StoredWindow]:
-    """Return the stored windows of a partition that overlap `reach`: open ones, and those that the tail closes.
+    """Return the stored windows of a partition that overlap `time_range`: open ones, and those that the tail closes.
 
     `live` are the snapshot's live rows of all partitions, `changes` the partition's changes in the tail, in log order.
     A live row or live change that ends before `open_from_ms` is of a closed window, and is left out.
@@ -91,7 +91,7 @@ def stored_windows_of_partition(
             partition, start, end, status, stored_window_results(store, state), key.decode() if is_text else key
         )
         for key, start, end, status, state in found
-        if end >= reach[0] and start <= reach[1]
+        if end >= time_range[0] and start <= time_range[1]
     ]
 
 
@@ -154,7 +154,7 @@ def closed_window_of_lake(store: StoreSchema, row: ClosedWindow) -> StoredWindow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowQueryOptions:
-    """A query for windows of `keys` that overlap `reach` (two times in ms, both inclusive).
+    """A query for windows of `keys` that overlap `time_range` (two times in ms, both inclusive).
 
     If `store` is None, the application must have exactly one windowed store. `timeout_name` is the name of the setting
     that has `timeout_ms`, for the error message.
@@ -163,7 +163,7 @@ class WindowQueryOptions:
     location: ChangelogLocation
     store: str | None
     keys: KeyRange
-    reach: tuple[int, int]
+    time_range: tuple[int, int]
     status: Literal["open", "closed", "all"] = "all"
     rows_max: int
     timeout_ms: int
@@ -225,7 +225,7 @@ class StoredWindowsQuery:
             # 3.
             for partition, (changes, _) in tails.items():
                 open_from = open_from_ms.get(partition, NEVER)
-                found += stored_windows_of_partition(partition, store, live, changes, options.reach, open_from)
+                found += stored_windows_of_partition(partition, store, live, changes, options.time_range, open_from)
             # 4.
             positioned = [(one.position, one) for one in found if options.status in ("all", one.status)]
             positioned = [
@@ -266,7 +266,7 @@ class StoredWindowsQuery:
                 *where,
                 version=snapshot.version,
                 keys=options.keys,
-                reach=options.reach,
+                time_range=options.time_range,
                 open_from_ms=open_from_ms,
                 rows_max=most,
                 storage_options=self._lake_options,
@@ -279,7 +279,7 @@ class StoredWindowsQuery:
                 window_queries.find_closed_windows,
                 *where,
                 keys=keys,
-                reach=options.reach,
+                time_range=options.time_range,
                 rows_max=most,
                 storage_options=self._lake_options,
                 after=after,
@@ -295,7 +295,7 @@ class StoredWindowsQuery:
         changes = dict[int, TailChanges]()
 
         def make_reader(partition: int, covered: state_snapshot.PartitionSnapshot | None) -> ChangelogReader:
-            changes[partition] = TailChanges(options.keys, options.reach, options.store)
+            changes[partition] = TailChanges(options.keys, options.time_range, options.store)
             return ChangelogReader(
                 apply_one_by_one(changes[partition].keep), epoch=0 if covered is None else covered.epoch
             )

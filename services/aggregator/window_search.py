@@ -13,7 +13,7 @@ from typing import Any, TypedDict, TypeVar, cast
 
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import CONFLICT, TOO_MANY_REQUESTS
-from penstock.api.streams.key_params import StoreQueryParams
+from penstock.api.streams.query_params import StoreQueryParams
 from penstock.api.streams.stores import FoundWindows, Status, Window
 from penstock.services.aggregator.changelog_tail import ChangelogLocation
 from penstock.services.aggregator.continuations import window_pages
@@ -78,7 +78,7 @@ class WindowSearch:
             location=ChangelogLocation(kafka, streams.application_id, streams.lake, streams.lake_options),
             store=schema.name,
             keys=KeyRange.of(params["key"], params["key_from"], params["key_to"]),
-            reach=_queried_time_range(params),
+            time_range=_queried_time_range(params),
             status=status,
             rows_max=params["rows_max"],
             timeout_ms=queries.changelog_timeout_ms,
@@ -97,6 +97,7 @@ class WindowSearch:
 
 
 def _queried_time_range(params: StoreQueryParams) -> tuple[int, int]:
+    """Return the first and the last time of the windows to search. A bound that is not given is no limit."""
     from_ms = params["from_ms"]
     to_ms = params["to_ms"]
     return EVER_MS[0] if from_ms is None else from_ms, EVER_MS[1] if to_ms is None else to_ms

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from penstock.api.streams.key_params import StoreQueryParams
+from penstock.api.streams.query_params import StoreQueryParams
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.window_search import WindowSearch
 from penstock.shared.clients.admin import Admin, event_time_topic

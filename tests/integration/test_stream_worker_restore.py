@@ -198,7 +198,7 @@ async def test_a_query_continues_from_a_newer_snapshot(
                 location=ChangelogLocation(chain.kafka, topic_name, where, {}),
                 store=None,
                 keys=keys,
-                reach=(0, time_ms("9999-12-31")),
+                time_range=(0, time_ms("9999-12-31")),
                 rows_max=1_000,
                 timeout_ms=30_000,
                 timeout_name="timeout_ms",

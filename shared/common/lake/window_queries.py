@@ -65,15 +65,15 @@ def find_open_windows(
     store: str,
     version: int,
     keys: KeyRange,
-    reach: tuple[int, int],
+    time_range: tuple[int, int],
     open_from_ms: Mapping[int, int],
     rows_max: int,
     storage_options: Mapping[str, str] | None = None,
     after: WindowPosition | None = None,
 ) -> list[dict[str, Any]]:
-    """Find the open windows in a snapshot (`version` of `state`) that have a key in `keys` and overlap `reach`.
+    """Find the open windows in a snapshot (`version` of `state`) that have a key in `keys` and overlap `time_range`.
 
-    Both ends of `reach` are in ms and inclusive.
+    Both ends of `time_range` are in ms and inclusive.
 
     Windows that end before their partition's time in `open_from_ms` are left out. The first `rows_max` windows after
     the position `after` are returned, in the order of their `WindowPosition`: start, end, partition, key. Each has
@@ -86,9 +86,11 @@ def find_open_windows(
     # All rows of a window have the same start. Only the end may differ in the newest row.
     first = "" if after is None else f" AND start_ms >= {after.start_ms}"
     where = f"{WINDOWS} AND store = {text_literal(store)} AND {_sql_key_range('key', *keys)}"
-    where += f" AND start_ms <= {int(reach[1])}{first}"
+    where += f" AND start_ms <= {int(time_range[1])}{first}"
     # A window that ends before its partition's time in `open_from_ms` is closed.
-    wanted = f"live AND end_ms >= {int(reach[0])}{_sql_open(open_from_ms)}{_sql_after_position(after, _STATE_POSITION)}"
+    wanted = (
+        f"live AND end_ms >= {int(time_range[0])}{_sql_open(open_from_ms)}{_sql_after_position(after, _STATE_POSITION)}"
+    )
     position = ", ".join(_STATE_POSITION)
     sql = f"SELECT {position}, {quote_column_name(store)} AS state FROM {_newest_rows_query(where)} AND {wanted}"
     sql += f" ORDER BY {position} LIMIT {int(rows_max)}"
@@ -100,12 +102,12 @@ def find_closed_windows(
     application: str,
     store: str,
     keys: tuple[str | bytes | None, str | bytes | None],
-    reach: tuple[int, int],
+    time_range: tuple[int, int],
     rows_max: int | None = None,
     storage_options: Mapping[str, str] | None = None,
     after: WindowPosition | None = None,
 ) -> list[ClosedWindow]:
-    """Find the closed windows that have a key between two bounds and overlap `reach` (ms). All ends are inclusive.
+    """Find the closed windows that have a key between two bounds and overlap `time_range` (ms). All ends are inclusive.
 
     The first `rows_max` windows after the position `after` are returned, in the order of their `WindowPosition`: start,
     end, partition, key. None as a bound, as `rows_max` or as `after` means no limit. Raises LakeUnavailable.
@@ -116,7 +118,7 @@ def find_closed_windows(
     fields = fields_of_table(table)
     names = _CLOSED_POSITION if "key" in fields else _CLOSED_POSITION._replace(key="key_bytes")
     results = [name for name in fields if name not in CLOSED_COLUMNS]
-    wanted = f"{_sql_key_range(names.key, *keys)}{_sql_time_range(reach)}{_sql_after_position(after, names)}"
+    wanted = f"{_sql_key_range(names.key, *keys)}{_sql_time_range(time_range)}{_sql_after_position(after, names)}"
     columns = [*names, "changelog_offset", "topic_id", *map(quote_column_name, results)]
     limit = "" if rows_max is None else f" LIMIT {int(rows_max)}"
     sql = f"SELECT {', '.join(columns)} FROM t WHERE {wanted} ORDER BY {', '.join(names)}{limit}"
@@ -210,8 +212,8 @@ def _key_literal(key: str | bytes) -> str:
     return f"X'{key.hex()}'" if isinstance(key, bytes) else text_literal(key)
 
 
-def _sql_time_range(reach: tuple[int, int]) -> str:
-    low, high = reach
+def _sql_time_range(time_range: tuple[int, int]) -> str:
+    low, high = time_range
     ends = "" if low <= -BOUND_MS_MAX else f" AND window_end >= {_timestamp_literal(low)}"
     return ends if high >= BOUND_MS_MAX else f"{ends} AND window_start <= {_timestamp_literal(high)}"
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.api.http.app import create_app
 from penstock.api.http.problem import Problem
-from penstock.api.streams.key_params import encode_query_params, requested_keys
+from penstock.api.streams.query_params import encode_query_params, requested_keys
 from penstock.api.streams.routes import streams_router
 from penstock.api.streams.stores import stores_router
 from penstock.api.streams.task_views import OpenWindows, StreamsState, WindowRow

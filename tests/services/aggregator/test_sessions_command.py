@@ -226,7 +226,7 @@ async def test_pages_have_each_window_once(status: Any, tmp_path: Path) -> None:
                 location=ChangelogLocation(kafka, "app", str(tmp_path), {}),
                 store="s",
                 keys=KeyRange.of(),
-                reach=(0, 1_000),
+                time_range=(0, 1_000),
                 status=status,
                 rows_max=rows_max,
                 timeout_ms=30_000,

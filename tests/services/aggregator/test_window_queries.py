@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from penstock.api.http.problem import Problem
-from penstock.api.streams.key_params import StoreQueryParams
+from penstock.api.streams.query_params import StoreQueryParams
 from penstock.services.aggregator import changelog_tail
 from penstock.services.aggregator.changelog_tail import TailChange, TailChanges, decode_tail_change
 from penstock.services.aggregator.continuations import row_pages
@@ -390,9 +390,11 @@ def change(operation: bytes, start: int, end: int = 0, key: bytes = b"k", store:
     return Change(operation, store, key, start, end, b"" if operation == DELETED else PACKED, STORE)
 
 
-def kept(*changes: Change, reach: tuple[int, int] = (100, 200), keys: KeyRange | None = None) -> list[tuple[str, int]]:
+def kept(
+    *changes: Change, time_range: tuple[int, int] = (100, 200), keys: KeyRange | None = None
+) -> list[tuple[str, int]]:
     """The kind and end of the kept changes."""
-    own = TailChanges(keys or KeyRange.of(), reach, "s")
+    own = TailChanges(keys or KeyRange.of(), time_range, "s")
     for one in changes:
         own.keep(one)
     names = {LIVE: "live", FINAL: "final", DELETED: "deleted"}
@@ -431,7 +433,7 @@ def test_a_busy_key_can_be_queried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(kept(*old, *grown)) == 3
     with pytest.raises(ConfigError, match="over 3 windows"):
         kept(*grown, change(LIVE, 160, 170))
-    assert len(kept(*grown, change(LIVE, 160, 170), reach=(100, 150))) == 3
+    assert len(kept(*grown, change(LIVE, 160, 170), time_range=(100, 150))) == 3
 
 
 WAIT_S = 20

@@ -323,15 +323,15 @@ def test_open_windows_of_a_range_of_keys(tmp_path: Path) -> None:
     """A snapshot's windows of a range of keys are returned with their keys, up to the limit."""
     write(tmp_path, 10, [(0, b"a"), (1, b"b"), (1, b"c")])
 
-    def found(keys: KeyRange, rows_max: int = 9, reach: tuple[int, int] = (0, 9)) -> list[bytes]:
-        rows = find_open_windows(str(tmp_path), "app", STORE, 0, keys, reach, {}, rows_max)
+    def found(keys: KeyRange, rows_max: int = 9, time_range: tuple[int, int] = (0, 9)) -> list[bytes]:
+        rows = find_open_windows(str(tmp_path), "app", STORE, 0, keys, time_range, {}, rows_max)
         assert all((row["start_ms"], row["state"]["it's_hll"]) == (5, row["key"]) for row in rows)
         return sorted(row["key"] for row in rows)
 
     assert found(KeyRange.of("b")) == [b"b"]
     assert found(KeyRange.of(low=b"b")) == [b"b", b"c"]
     assert (found(KeyRange.of(high="b")), len(found(KeyRange.of(), 2))) == ([b"a", b"b"], 2)
-    assert found(KeyRange.of(), reach=(7, 9)) == []
+    assert found(KeyRange.of(), time_range=(7, 9)) == []
 
 
 def test_open_windows_have_their_newest_bounds(tmp_path: Path) -> None:
@@ -340,8 +340,8 @@ def test_open_windows_have_their_newest_bounds(tmp_path: Path) -> None:
     write_state(tmp_path, "app", STORES, rows)
     rows = [live(0, STORE, b"a", 5, 50, 7, {"n_n": 2, "it's_hll": b""}), tombstone(0, STORE, b"b", 5, 8)]
     write_state(tmp_path, "app", STORES, rows)
-    for reach in ((0, 9), (20, 90)):
-        (row,) = find_open_windows(str(tmp_path), "app", STORE, 1, KeyRange.of(), reach, {}, 9)
+    for time_range in ((0, 9), (20, 90)):
+        (row,) = find_open_windows(str(tmp_path), "app", STORE, 1, KeyRange.of(), time_range, {}, 9)
         assert (row["key"], row["end_ms"], row["state"]["n_n"]) == (b"a", 50, 2)
 
 
@@ -386,8 +386,8 @@ def test_closed_windows_of_a_range_of_keys(tmp_path: Path) -> None:
     """Closed windows between two keys that touch a time are returned with their results, ordered by start."""
     close(tmp_path, [("a", 30), ("b", 20), ("c", 10), ("b", 5), ("b", 9_000)])
 
-    def found(first: str | None, last: str | None, rows_max: int, reach: tuple[int, int] = (0, 100)) -> list[int]:
-        rows = find_closed_windows(str(tmp_path), "app", "s", (first, last), reach, rows_max)
+    def found(first: str | None, last: str | None, rows_max: int, time_range: tuple[int, int] = (0, 100)) -> list[int]:
+        rows = find_closed_windows(str(tmp_path), "app", "s", (first, last), time_range, rows_max)
         return [row.start_ms for row in rows]
 
     assert found("b", "c", 9) == [5, 10, 20]
