@@ -29,5 +29,5 @@ async def loaded(load: Callable[[], T], kernels: str) -> T:
     loading = asyncio.create_task(asyncio.to_thread(load))
     done, _ = await asyncio.wait({loading}, timeout=LOGGED_AFTER_SECONDS)
     if not done:
-        log.info(f"loading {kernels} takes long: the first start on a machine compiles code for some seconds")
+        log.info("a load takes long: the first start on a machine compiles code for some seconds", what=kernels)
     return await loading

@@ -283,10 +283,10 @@ def deleted_until_ms_of(
     store: StoreSchema,
     earliest: Mapping[int, int],
 ) -> dict[int, int]:
-    """Return, for each partition whose first records are deleted, the highest timestamp in ms that these can have.
+    """Return, for each partition whose first records are deleted, an upper bound in ms of the timestamps of those
+    deleted records that a window accepted.
 
-    The first remaining record that a window accepted bounds this timestamp. If there is no such record, the timestamp
-    is 2**62.
+    The first remaining record that a window accepted gives this bound. If there is no such record, the bound is 2**62.
     """
     partitions = [partition for partition, first in earliest.items() if first > 0]
     if not partitions:

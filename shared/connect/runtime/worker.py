@@ -310,7 +310,8 @@ class Worker:
             task.cancel()
 
     async def set_target_state(self, name: str, target: TargetState) -> None:
-        """Bring a connector on this worker to a target state, and request that state of its tasks on this worker.
+        """Request a target state of a connector's tasks on this worker. Then bring the connector to that state, if it
+        is on this worker and has not failed.
 
         For STOPPED the tasks only pause. The herder ends them.
         """

@@ -15,9 +15,10 @@ class Totals:
     """Counts since the task was restored.
 
     `rejected_at` describes the last late, the last dead-lettered and the last skipped record. It has the coordinates
-    (topic-partition@offset) of the source record, if there is one. If only an output of a node was rejected, it also
-    names the node, store or window, as far as they are known. If a record of a repartition topic was dead-lettered or
-    skipped as a whole, the coordinates are those in that topic.
+    (topic-partition@offset) of the source record, if there is one. If an error handler dropped only an output of a
+    node, it also names the node, store or window, as far as they are known. A late record without a source record has
+    the name of the store. If a record of a repartition topic was dead-lettered as a whole, or a node skipped a record
+    while the task processed it, the coordinates are those in that topic.
     """
 
     records: int = 0

@@ -586,7 +586,7 @@ class StreamTask:
         self.outputs.add(record, source_key)
 
     def count_skipped(self, reason: str, records: int = 1) -> None:
-        """Count skipped records; the current record, if there is one, is the last of them."""
+        """Count skipped records. The last of them is the current record, or has no source record if there is none."""
         self.metrics.skipped(reason, records)
-        if self._current_record is not None:
-            self.metrics.rejected_at["skipped"] = coordinates_of(self._current_record)
+        source = self._current_record
+        self.metrics.rejected_at["skipped"] = "of no source record" if source is None else coordinates_of(source)

@@ -1,8 +1,9 @@
 """The states of a store's aggregations as columns: numbers in the cells of a table's rows, or Python objects.
 
-The kernels compute Count, Latest, Sum, Mean, Min, Max, and First and Last of a field that is typed `int` or `float`, in
-the cells. The states of all other aggregations are Python objects, one for each row (`ObjectStates`). For these the
-kernels write steps, which Python executes. In `RecordNumbers`, the cell of a missing number has no meaning.
+The kernels compute Count, Latest, Sum, Mean, Min and Max in the cells. They also compute First and Last there, if their
+field is typed `int` or `float`, also with `| None`. The states of all other aggregations are Python objects, one for
+each row (`ObjectStates`). For these the kernels write steps, which Python executes. In `RecordNumbers`, the cell of a
+missing number has no meaning.
 
 >>> from penstock.shared.streams.aggregations.aggregation import Count, Min
 >>> columns = StateColumns([Count(), Min("ms").bind(dict)])

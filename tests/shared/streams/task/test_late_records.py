@@ -52,13 +52,13 @@ from tests.consumed import as_consumed
 WALL, STREAM = PunctuationType.WALL_CLOCK_TIME, PunctuationType.STREAM_TIME
 
 
-def ticking(type_: PunctuationType, time_of: Callable[[int], int]) -> type[Processor]:
+def ticking(type_: PunctuationType, time_of: Callable[[int], int], key: str | None = "tick") -> type[Processor]:
     """A processor that forwards its records, and one of its own every 10 ms."""
 
     class Ticking(Processor):
         def init(self, context: ProcessorContext) -> None:
             super().init(context)
-            context.schedule(10, type_, lambda now: self.context.forward(Record("tick", {"n": 1}, time_of(now))))
+            context.schedule(10, type_, lambda now: self.context.forward(Record(key, {"n": 1}, time_of(now))))
 
         def process(self, record: Record) -> None:
             self.context.forward(record)
@@ -83,6 +83,16 @@ def topology_of(kind: str, supplier: type[Processor]) -> Topology:
 
 
 KINDS = ["tumbling_window", "session_window", "sliding_window", "join"]
+
+
+def test_a_skipped_record_of_a_punctuation_has_no_source_record() -> None:
+    """The last skipped record is the callback's, not one that was skipped earlier."""
+    driver = windowed("tumbling_window", ticking(WALL, lambda now: now, key=None))
+    driver.pipe("in", key=None, value=b"{}", timestamp=1_000_000)
+    assert driver.task.metrics.rejected_at == {"skipped": "in-0@0"}
+    driver.advance_wall_clock(10)
+    assert driver.task.metrics.skipped_total == 2
+    assert driver.task.metrics.rejected_at == {"skipped": "of no source record"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
