@@ -235,7 +235,7 @@ def _bind_unix(path: Path) -> socket.socket:
 
 
 def _bind_socket(settings: HttpSettings) -> socket.socket:
-    """Return a socket that is bound to the first address of the host.
+    """Return a socket that listens on the first address of the host.
 
     Raises ConfigError if the host has no address, or if the address cannot be bound.
     """
@@ -252,6 +252,8 @@ def _bind_socket(settings: HttpSettings) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        # With SO_REUSEADDR, Linux lets two sockets bind one port until one of them listens.
+        bound.listen(BACKLOG)
         bound.setblocking(False)
     except OSError as e:
         bound.close()

@@ -518,7 +518,7 @@ class Admin:
         return ClusterDescription(response.cluster_id, response.controller_id, brokers)
 
     async def list_groups(self, *, timeout_ms: int | None = None) -> list[GroupListing]:
-        """Return every group of the cluster, sorted by id."""
+        """Return every group of the cluster that this principal may describe, sorted by id."""
 
         async def list_groups_of_brokers() -> list[GroupListing]:
             found: dict[str, GroupListing] = {}

@@ -53,7 +53,10 @@ class OperatorTimes:
         self._watermarks: dict[str, dict[int, Watermark]] = {}
 
     def by_store(self) -> dict[str, int]:
-        """Return each operator's time by the name of its store."""
+        """Return each operator's stream time in ms by the name of its store; NO_TIME before its first record.
+
+        A join of two streams is named by its left store.
+        """
         return {operator.store_name: operator.stream_time_ms for operator in self.operators}
 
     def close_times(self) -> dict[str, int]:

@@ -79,6 +79,19 @@ async def test_a_port_in_use_is_named() -> None:
             await HttpServer(create_app(), HttpSettings(port=port)).start()
 
 
+async def test_of_two_servers_that_start_together_one_has_the_port() -> None:
+    """The other one's error is a ConfigError that names the setting."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    servers = [HttpServer(create_app(), HttpSettings(port=port)) for _ in range(2)]
+    started = await asyncio.gather(*(server.start() for server in servers), return_exceptions=True)
+    await asyncio.gather(*(server.stop(0) for server in servers))
+    assert started[0] is None
+    assert isinstance(started[1], ConfigError)
+    assert "http.port" in str(started[1])
+
+
 @pytest.mark.parametrize("host", ["no.such.invalid", "a..b"])
 async def test_an_unknown_host_is_named(host: str) -> None:
     """A host name that does not resolve, or is none, is a ConfigError that names the setting."""
