@@ -21,25 +21,31 @@ import penstock
 from penstock.shared.common import errors
 from penstock.shared.connect.builtin import BUILTIN
 from tests.documents import ROOT, blocks
+from tests.forked_imports import ran_in_forks
 
 MODULES = ("clients", "connect", "errors", "otel", "spark", "streams", "testing")
 
+ALL_MODULES = ["penstock", *(f"penstock.{name}" for name in MODULES), "penstock.testing.oracle", *BUILTIN]
+SHARED = "import aiokafka, deltalake, httpx, msgspec, numba, prometheus_client, pyarrow, pydantic_settings, structlog"
+"""The dependencies that several public modules import."""
 INSPECT = """
-import gc, importlib, json, sys
-gc.disable()  # imports are faster without it
-module = importlib.import_module(sys.argv[1])
+import importlib, json, sys
+assert not any(module.partition(".")[0] == "penstock" for module in sys.modules)
+module = importlib.import_module({!r})
 print(json.dumps([module.__all__, [name for name in dir(module) if not name.startswith("_")]]))
 """
 
 
-@pytest.mark.parametrize(
-    "module", ["penstock", *(f"penstock.{name}" for name in MODULES), "penstock.testing.oracle", *BUILTIN]
-)
-def test_a_public_module_imports_alone_and_lists_its_names(module: str) -> None:
-    """A public module imports in a new process; its `__all__` has no duplicates and equals `dir`."""
-    ran = subprocess.run([sys.executable, "-c", INSPECT, module], cwd=ROOT, capture_output=True, check=False)
-    assert ran.returncode == 0, ran.stderr.decode()
-    names, shown = msgspec.json.decode(ran.stdout)
+@pytest.fixture(scope="module")
+def inspected() -> dict[str, str]:
+    """What each public module lists and has, after it was imported alone."""
+    return dict(zip(ALL_MODULES, ran_in_forks(SHARED, *map(INSPECT.format, ALL_MODULES)), strict=True))
+
+
+@pytest.mark.parametrize("module", ALL_MODULES)
+def test_a_public_module_imports_alone_and_lists_its_names(module: str, inspected: dict[str, str]) -> None:
+    """A public module imports before any other of Penstock; its `__all__` has no duplicates and equals `dir`."""
+    names, shown = msgspec.json.decode(inspected[module])
     assert len(set(names)) == len(names)
     assert set(shown) == {name for name in names if not name.startswith("_")}
 
