@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import ast
-import gc
+import re
 from pathlib import Path
+
+_IMPORT = re.compile(
+    r"^[ \t]*(?:import[ \t]+(\w+)[\w. \t]*|from[ \t]+(\w+)[\w.]*[ \t]+import\b.*)(?:#.*)?$", re.MULTILINE
+)
 
 
 def imported_modules(*folders: Path) -> set[str]:
     """The top-level modules that the code of these folders imports, also within functions.
 
-    The garbage collector would traverse all trees repeatedly, which takes four times as long.
+    Ruff's rules E401, E701 and E702 make every import one statement on a line of its own, so that nothing is parsed.
     """
-    gc.disable()
-    try:
-        paths = [path for folder in folders for path in folder.rglob("*.py")]
-        nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
-    finally:
-        gc.enable()
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
-    return {name.partition(".")[0] for name in names}
+    paths = [path for folder in folders for path in folder.rglob("*.py")]
+    found = [match for path in paths for match in _IMPORT.findall(path.read_text(encoding="utf-8"))]
+    return {plain or named for plain, named in found}
