@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import runpy
 import tomllib
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +17,22 @@ LIST = tomllib.loads((ROOT / "scripts" / "mutants.toml").read_text(encoding="utf
 MUTATE = runpy.run_path(str(ROOT / "scripts" / "mutate.py"))
 
 
-def definitions_of(module: str) -> set[str]:
-    """The names of a module's functions, methods and classes."""
-    tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+@cache
+def sources_of(module: str) -> dict[str, list[str]]:
+    """The sources of a module's functions, methods and classes, by name."""
+    text = (ROOT / module).read_text(encoding="utf-8")
+    lines, sources = text.splitlines(keepends=True), defaultdict(list)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            sources[node.name].append("".join(lines[node.lineno - 1 : node.end_lineno]))
+    return dict(sources)
 
 
 def source_of(module: str, definition: str | None) -> str:
     """The source of a module, or of its definitions with this name."""
-    text = (ROOT / module).read_text(encoding="utf-8")
     if definition is None:
-        return text
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds) and node.name == definition]
-    return "\n".join(ast.get_source_segment(text, node) or "" for node in found)
+        return (ROOT / module).read_text(encoding="utf-8")
+    return "\n".join(sources_of(module).get(definition, ()))
 
 
 def test_all_modules_are_the_default() -> None:
@@ -79,7 +82,7 @@ def test_the_tests_of_a_module_exist(module: str) -> None:
     assert (ROOT / module).is_file()
     for test in LIST["modules"][module]:
         file, _, name = test.partition("::")
-        assert not name or name in definitions_of(file), test
+        assert not name or name in sources_of(file), test
         assert (ROOT / file).is_file(), test
 
 
@@ -96,7 +99,7 @@ def test_every_entry_is_about_existing_code() -> None:
             assert one.keys() == {"operator", "reason"}, one
     for module, names in LIST["definitions"].items():
         assert module in LIST["modules"]
-        assert set(names) <= definitions_of(module)
+        assert set(names) <= sources_of(module).keys()
 
 
 def mutants_with(*outcomes: str) -> list[Any]:
