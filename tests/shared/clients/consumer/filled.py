@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer
-from penstock.shared.common.records import ProducerRecord
+from penstock.shared.common.records import RecordColumns
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import FakeCluster
 
@@ -19,8 +19,10 @@ async def filled(records: int, partitions: int = 1) -> AsyncIterator[FakeCluster
     async with FakeCluster(configs={"group.min.session.timeout.ms": "10"}) as cluster:
         cluster.create_topic("t", partitions=partitions)
         async with Producer(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as producer:
-            made = [ProducerRecord("t", b"%d" % i, partition=p) for i in range(records) for p in range(partitions)]
-            assert await (await producer.send_many(made)).first_error() is None
+            values = [b"%d" % i for i in range(records)]
+            for partition in range(partitions):
+                columns = RecordColumns("t", [None] * records, values, None, partition)
+                assert await (await producer.send_many(columns)).first_error() is None
         yield cluster
 
 

@@ -15,11 +15,11 @@ import pytest
 
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from penstock.shared.clients.consumer.consumer import LEAVE_TIME_MS
-from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import CommitFailed, IllegalState, KafkaTimeout
-from penstock.shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Action, Api, Close, Delay, Drop, ErrorCode, Fail, FakeCluster, Request
+from tests.shared.clients.consumer.filled import filled
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 RECORDS = 400
@@ -29,11 +29,7 @@ Partitions = frozenset[TopicPartition]
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[FakeCluster]:
-    async with FakeCluster(configs={"group.min.session.timeout.ms": "10"}) as cluster:
-        cluster.create_topic("t", partitions=2)
-        async with Producer(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as producer:
-            records = [ProducerRecord("t", b"%d" % i, partition=p) for i in range(RECORDS) for p in (0, 1)]
-            assert await (await producer.send_many(records)).first_error() is None
+    async with filled(RECORDS, partitions=2) as cluster:
         yield cluster
 
 
