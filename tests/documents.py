@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sybil import Example, Sybil
+from sybil import Document, Example
 from sybil.parsers.markdown import CodeBlockParser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,7 +15,7 @@ DOCS = ROOT / "docs"
 
 def blocks(document: Path, language: str = "python") -> list[str]:
     """The code blocks of a language, in the document's order."""
-    parsed = Sybil(parsers=[CodeBlockParser(language, _nothing)]).parse(document)
+    parsed = Document.parse(str(document), CodeBlockParser(language, _nothing), encoding="utf-8")
     return [str(example.parsed) for example in parsed.examples()]
 
 
