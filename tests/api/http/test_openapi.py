@@ -53,7 +53,7 @@ class Provider:
         return [point({"now_ms": 1})]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def app() -> FastAPI:
     """An app with every route of a gateway, over implementations in memory."""
     producer, settings, admin = MemoryProducer(("flights",)), IngestSettings(), MemoryAdmin()
@@ -72,16 +72,21 @@ def app() -> FastAPI:
     )
 
 
+@pytest.fixture(scope="module")
+def document(app: FastAPI) -> dict[str, Any]:
+    """The app's document, which no test changes."""
+    return app.openapi()
+
+
 WITHOUT_BODY = frozenset({"204", "202"})
 """Statuses that may have no body."""
 WITHOUT_REQUEST_BODY = ("/pause", "/resume", "/stop", "/reset")
 
 
-def test_every_operation_has_complete_schemas(app: FastAPI) -> None:
+def test_every_operation_has_complete_schemas(document: dict[str, Any]) -> None:
     """Each parameter, body, response and error has a schema from which an example can be built,
     also of forwarded services.
     """
-    document = app.openapi()
     seen = {(method, path) for path, method, _ in operations_of(document)}
     assert {("post", "/connectors"), ("get", "/v1/streams/stores/{store}"), ("post", "/v1/compactions")} <= seen
     for path, method, operation in operations_of(document):
@@ -101,9 +106,8 @@ def test_every_operation_has_complete_schemas(app: FastAPI) -> None:
     assert "HTTPValidationError" not in str(document)
 
 
-def test_each_example_is_valid_against_its_own_schema(app: FastAPI) -> None:
+def test_each_example_is_valid_against_its_own_schema(document: dict[str, Any]) -> None:
     """Each example is valid against its own schema."""
-    document = app.openapi()
     found = list(schemas_with_examples(document))
     assert len(found) > 200
     for schema in found:
@@ -111,9 +115,9 @@ def test_each_example_is_valid_against_its_own_schema(app: FastAPI) -> None:
             assert list(errors_of(given, schema, document)) == []
 
 
-def test_totals_of_the_overview_are_integers(app: FastAPI) -> None:
+def test_totals_of_the_overview_are_integers(document: dict[str, Any]) -> None:
     """A total is no rate: its type is integer, and its example a count."""
-    schemas = app.openapi()["components"]["schemas"]
+    schemas = document["components"]["schemas"]
     totals = {
         "IngestState": ("stored", "rejected", "rejected_requests"),
         "StreamsOverview": ("state_rows", "closed_windows", "late_records"),
@@ -125,9 +129,9 @@ def test_totals_of_the_overview_are_integers(app: FastAPI) -> None:
             assert types == ["integer", "null"], (name, field)
 
 
-async def test_responses_match_their_schemas(app: FastAPI) -> None:
+async def test_responses_match_their_schemas(app: FastAPI, document: dict[str, Any]) -> None:
     """No response has an undescribed member or a value of another type."""
-    document, requests = closed(app.openapi()), 0
+    document, requests = closed(document), 0
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         for path, method, operation in operations_of(document):
             if method != "get" or path.startswith(("/connect", "/metrics", "/v1/streams/stores/")):
