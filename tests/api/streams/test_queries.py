@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from penstock.api.http.app import create_app
 from penstock.api.http.problem import Problem
@@ -139,9 +141,14 @@ class StoreView:
         return {"windows": [wanted["status"]], "position": position, "continuation": wanted["continuation"]}
 
 
+@cache
+def stores_app() -> FastAPI:
+    """An app over views without state: making the schemas of its routes takes longer than a request."""
+    return create_app(streams=streams_router(StoreView(), stores_router(StoreView())))
+
+
 async def get(path: str) -> httpx.Response:
-    app = create_app(streams=streams_router(StoreView(), stores_router(StoreView())))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(stores_app()), base_url="http://x") as client:
         return await client.get(path)
 
 
