@@ -22,6 +22,7 @@ from penstock.api.http.server import url_of
 from penstock.services.local import ports
 from penstock.shared.common.child_process import ChildDied, ChildProcess
 from penstock.shared.common.errors import FatalError
+from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.setting_names import ENV_PREFIX, without_settings
 
@@ -236,4 +237,4 @@ class Stack:
 
 
 def _make_http_client() -> httpx.AsyncClient:
-    return httpx.AsyncClient(timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False)
+    return httpx.AsyncClient(timeout=REQUEST_TIMEOUT_MS / 1000, verify=client_tls(), trust_env=False)

@@ -10,6 +10,7 @@ from itertools import islice
 import httpx
 
 from penstock.shared.common.errors import BrokerNotAvailable, PenstockError
+from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import decode_json
 
 BATCH_LINES = 5_000
@@ -48,7 +49,7 @@ class EventReplay:
         self._url = f"{url}/v1/topics/{topic}/events"
         self._lines = lines
         self._name_rejection = name_rejection
-        self._client = httpx.AsyncClient(timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False)
+        self._client = httpx.AsyncClient(timeout=REQUEST_TIMEOUT_MS / 1000, verify=client_tls(), trust_env=False)
         self.counts = ReplayCounts()
 
     async def send(self, limit: int | None = None) -> bool:
