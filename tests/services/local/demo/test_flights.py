@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterable
+
 import msgspec
+import pyarrow
 
 from penstock.services.local.demo.flights import (
     PLAN,
     FlightEvents,
     FlightRow,
+    departed_minutes,
     in_order_of_departure,
-    read_rows,
+    read_columns,
     topology,
 )
 from penstock.shared.streams.error_handlers import ErrorHandlers
@@ -19,35 +24,40 @@ ROW = FlightRow("2013-01-01T10:00:00Z", "15", "2", "UA", "1545", "EWR", "IAH")
 SCHEDULED_MS = 1_357_035_300_000
 
 
+def columns(rows: Iterable[FlightRow]) -> pyarrow.Table:
+    return pyarrow.table(dict(zip(FlightRow._fields, zip(*rows, strict=True), strict=True)))
+
+
 def test_a_flight_arrives_at_its_real_departure() -> None:
     """The arrival is the scheduled time plus the delay in minutes, and the event has the scheduled time."""
     late = ROW._replace(dep_delay="1301")
-    assert late.departed_ms() == SCHEDULED_MS + 1_301 * 60_000
+    assert departed_minutes(columns([late, ROW])).to_pylist() == [SCHEDULED_MS / 60_000 + delay for delay in (1_301, 2)]
     assert msgspec.json.decode(late.encode())["scheduled"] == SCHEDULED_MS
 
 
 def test_a_cancelled_flight_has_no_delay_and_arrives_as_scheduled() -> None:
     """A delay of NA is null, not zero."""
-    cancelled = ROW._replace(dep_delay="NA")
-    assert cancelled.departed_ms() == SCHEDULED_MS
-    assert msgspec.json.decode(cancelled.encode())["dep_delay"] is None
+    for missing in ("NA", ""):
+        cancelled = ROW._replace(dep_delay=missing)
+        assert departed_minutes(columns([cancelled])).to_pylist() == [SCHEDULED_MS / 60_000]
+        assert msgspec.json.decode(cancelled.encode())["dep_delay"] is None
 
 
 def test_flights_are_ordered_by_departure() -> None:
     """Flights are ordered by real departure, and those of one minute keep the file's order."""
     rows = [ROW._replace(flight="1", dep_delay="30"), ROW._replace(flight="2"), ROW._replace(flight="3")]
-    flights = [msgspec.json.decode(line)["flight"] for line in in_order_of_departure(rows)]
+    flights = [msgspec.json.decode(line)["flight"] for line in in_order_of_departure(columns(rows))]
     assert flights == [2, 3, 1]
-    assert in_order_of_departure(rows, 2) == in_order_of_departure(rows)[:2]
+    assert in_order_of_departure(columns(rows), 2) == in_order_of_departure(columns(rows))[:2]
 
 
 def test_columns_are_found_by_name() -> None:
     """The columns may be in any order, and others are passed over."""
     lines = [
-        "dest,year,minute,time_hour,dep_delay,origin,flight,carrier",
-        "IAH,2013,15,2013-01-01T10:00:00Z,2,EWR,1545,UA",
+        b"dest,year,minute,time_hour,dep_delay,origin,flight,carrier",
+        b"IAH,2013,15,2013-01-01T10:00:00Z,2,EWR,1545,UA",
     ]
-    assert list(read_rows(lines)) == [ROW]
+    assert read_columns(io.BytesIO(b"\n".join(lines))) == columns([ROW])
 
 
 def test_the_flights_of_the_package() -> None:
