@@ -6,19 +6,28 @@ import asyncio
 import json
 import os
 import socket
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from penstock.services.admin.daemon import AdminDaemon
+from penstock.services.admin.settings import AdminServiceSettings
+from penstock.services.aggregator.main import Aggregator
+from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.cli import app
+from penstock.services.consumer.daemon import ConsumerDaemon
+from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.stack import Service, ServiceSpec, Stack
+from penstock.services.producer.daemon import ProducerDaemon
+from penstock.services.producer.settings import ProducerServiceSettings
+from penstock.services.service_lifecycle import Daemon
 from penstock.shared.clients.admin import Admin, event_time_topic
-from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.common.settings import DaemonSettings, KafkaSettings
 from tests.shared_broker import Broker
 
 SILENCE_MAX_MS = 1_500
@@ -140,27 +149,39 @@ def test_a_command_logs_an_unreachable_kafka_early(number: int) -> None:
     assert ('"level": "warning"' in first, server in first) == (True, True), ran.stderr
 
 
-@pytest.mark.parametrize("name", SERVICES)
-async def test_an_unreachable_kafka_is_logged_early(name: str, tmp_path: Path) -> None:
+DAEMONS: dict[str, tuple[type[DaemonSettings], Callable[[Any], Daemon]]] = {
+    "producer": (ProducerServiceSettings, ProducerDaemon),
+    "consumer": (ConsumerServiceSettings, ConsumerDaemon),
+    "aggregator": (AggregatorSettings, Aggregator),
+    "admin": (AdminServiceSettings, AdminDaemon),
+}
+
+
+@pytest.mark.parametrize("number", range(len(DAEMONS)), ids=DAEMONS)
+async def test_an_unreachable_kafka_is_logged_early(number: int) -> None:
     """Every service logs a warning with the address that it cannot reach, and keeps trying."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock.services.cli", name, "--http.port=0", *SERVICES[name],
-        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, cwd=tmp_path,
-        env={
-            **os.environ, "PENSTOCK_CONFIG": os.devnull, "PYTHONPATH": str(Path(__file__).parents[2]),
-            "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1", "PENSTOCK_KAFKA__REQUEST_TIMEOUT_MS": "20000",
-        },
-    )  # fmt: skip
-    assert process.stderr is not None
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while "127.0.0.1:1" not in (line := (await process.stderr.readline()).decode()):
-                assert line, "it ended without a word"
-        assert '"level": "warning"' in line
-        assert process.returncode is None
-    finally:
-        process.kill()
-        await process.wait()
+    name, (settings_class, make) = [*DAEMONS.items()][number]
+    server = f"127.0.0.1:{len(COMMANDS) + number + 1}"  # as above, each has its own
+    given = (f"--kafka.bootstrap-servers={server}", "--kafka.request-timeout-ms=20000", "--http.port=0")
+    settings = settings_class.load([*SERVICES[name], *given], environ={"PENSTOCK_CONFIG": os.devnull}, program=name)
+    with capture_logs() as logged:
+        daemon = make(settings)
+
+        async def work() -> None:
+            await daemon.startup()
+            await daemon.main_loop()
+
+        working = asyncio.create_task(work())
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while not (lines := [line for line in logged if server in str(line)]):  # noqa: ASYNC110 - it is a list
+                    await asyncio.sleep(0.05)
+            assert lines[0]["log_level"] == "warning"
+            assert not working.done()
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            await daemon.shutdown()
 
 
 async def test_a_consumer_waits_for_a_missing_topic(kafka: Broker, stack: Stack, topic_name: str) -> None:
