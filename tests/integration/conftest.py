@@ -7,6 +7,8 @@ pause, kill and restart. `own_kafka` is a broker for one test, which may also st
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import re
 import shutil
 import subprocess
@@ -30,19 +32,35 @@ from tests.shared_broker import SETTINGS
 
 
 @pytest.fixture(scope="session")
-def environments(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Environments:
-    """Makes virtual environments with Penstock's wheel."""
+def common_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A temporary folder of all processes of this run."""
     own = tmp_path_factory.getbasetemp()  # with several processes, each has a folder in a common one
-    return Environments((own.parent if hasattr(request.config, "workerinput") else own) / "environments")
+    return own.parent if hasattr(request.config, "workerinput") else own
 
 
 @pytest.fixture(scope="session")
-def formatted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environments(common_folder: Path) -> Environments:
+    """Makes virtual environments with Penstock's wheel."""
+    return Environments(common_folder / "environments")
+
+
+@pytest.fixture(scope="session")
+def formatted(common_folder: Path) -> Path:
     """A data folder that Kafka's tool has formatted, for brokers to copy.
 
-    Formatting takes a JVM a second, so it is done once.
+    Formatting takes a JVM a second, so it is done once for all processes of this run.
     """
-    folder = tmp_path_factory.mktemp("formatted")
+    folder = common_folder / "formatted"
+    with (common_folder / "formatted.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            _format(common_folder / f"formatting-{os.getpid()}").rename(folder)
+    return folder
+
+
+def _format(folder: Path) -> Path:
+    """Format a new data folder, and return it."""
+    folder.mkdir()
     # placeholders: each start writes its own ports over them
     taken = {config.CLIENT_LISTENER: 1, config.CONTROLLER_LISTENER: 2}
     properties = render_properties(config.broker_properties(SETTINGS, taken))

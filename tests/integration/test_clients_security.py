@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import logging
+import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -132,10 +133,11 @@ def broker_settings(folder: Path, authority: Authority) -> EmbeddedKafkaSettings
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def secured(tmp_path_factory: pytest.TempPathFactory, formatted: Path) -> Iterator[Secured]:
     """One broker for this file."""
     folder = tmp_path_factory.mktemp("secured")
     authority, other = Authority(folder, "authority"), Authority(folder, "another")
+    shutil.copytree(formatted, folder / "kafka")
     broker = EmbeddedKafka(folder / "kafka", broker_settings(folder, authority))
     with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(broker):
         portal.call(set_password, broker, "ali", PASSWORD)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.settings import KafkaSettings
 from tests.documents import ROOT
+from tests.integration.spark.conftest import INTERPRETED
 from tests.shared_broker import Broker
 
 TIMEOUT_SECONDS = 300
@@ -47,7 +50,7 @@ def give():
 
 
 @pytest.fixture
-def secured(tmp_path: Path) -> Iterator[EmbeddedKafka]:
+def secured(tmp_path: Path, formatted: Path) -> Iterator[EmbeddedKafka]:
     """A broker with a listener for tokens, besides the broker of the other tests."""
     properties = {
         "listener.name.tokens.sasl.enabled.mechanisms": "OAUTHBEARER",
@@ -57,6 +60,7 @@ def secured(tmp_path: Path) -> Iterator[EmbeddedKafka]:
     }
     listeners = {"TOKENS": "SASL_PLAINTEXT"}
     settings = EmbeddedKafkaSettings(listeners=listeners, properties=properties, jvm_options=QUICK_START)
+    shutil.copytree(formatted, tmp_path / "kafka")
     broker = EmbeddedKafka(tmp_path / "kafka", settings)
     with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(broker):
         yield broker
@@ -79,8 +83,9 @@ def test_a_batch_and_its_compaction_log_in_with_tokens(secured: EmbeddedKafka, t
     flags = ["--application=app", f"--lake={tmp_path / 'lake'}", "--topology=of_tokens:sessions"]
     flags += [f"--kafka.bootstrap-servers={secured.address('TOKENS')}", "--kafka.security-protocol=SASL_PLAINTEXT"]
     flags += ["--kafka.sasl-mechanism=OAUTHBEARER", "--kafka.sasl-oauth-token-provider=of_tokens:give"]
+    flags += ["--spark.master=local[2]", f"--spark.conf={json.dumps(INTERPRETED)}"]
     done = subprocess.run(
-        [sys.executable, "-m", "penstock.services.cli", "batch", *flags, "--spark.master=local[2]"],
+        [sys.executable, "-m", "penstock.services.cli", "batch", *flags],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
