@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -73,9 +73,9 @@ async def test_one_broker_serves_asynchronous_tests(kafka: Broker) -> None:
     assert await is_answering(kafka)
 
 
-async def test_topics_survive_stop_and_crash_on_the_same_ports(own_kafka: EmbeddedKafka) -> None:
+async def test_topics_survive_stop_and_crash_but_not_damage(own_kafka: EmbeddedKafka) -> None:
     """A restart and a SIGKILL keep the address and the topics. If the broker ends without a stop, `wait` raises
-    KafkaDied.
+    KafkaDied. A stop ends by SIGTERM alone, and garbage in `meta.properties` after it is an error that names the fix.
     """
     address = own_kafka.bootstrap_servers
     await create_topic(own_kafka, "kept", 3)
@@ -89,22 +89,27 @@ async def test_topics_survive_stop_and_crash_on_the_same_ports(own_kafka: Embedd
     await own_kafka.start()
     assert own_kafka.bootstrap_servers == address
     assert await partitions_of(own_kafka, "kept") == 3
+    await check_damage_after_a_stop(own_kafka, "meta.properties", "damaged")
 
 
-async def test_paused_broker_is_silent_and_comes_back(own_kafka: EmbeddedKafka) -> None:
-    """A paused broker answers nothing though its port is open; after a resume it answers again.
-
-    A second broker on its folder raises FolderInUse, and the first one keeps running.
+async def check_damage_after_a_stop(kafka: EmbeddedKafka, damage: str, match: str) -> None:
+    """Stop the broker, which ends by SIGTERM alone, before the time limit for SIGKILL. Then garbage in one of Kafka's
+    own files is an error that names the fix.
     """
-    with pytest.raises(FolderInUse, match=f"process {os.getpid()}"):
-        await EmbeddedKafka(own_kafka.data_dir, QUICK).start()
-    assert await is_answering(own_kafka)
-    own_kafka.pause()
-    async with asyncio.timeout(END_LIMIT_SECONDS):
-        while await is_answering(own_kafka):  # the signal stops the threads of a busy process one after another
-            pass
-    own_kafka.resume()
-    assert await is_answering(own_kafka, RESUMED_MS)
+    await create_topic(kafka, "some", 12)
+    child, begin = kafka.child, time.monotonic()
+    await kafka.stop()
+    assert child.returncode == 128 + signal.SIGTERM, child
+    assert time.monotonic() - begin < kafka.settings.stop_timeout_ms / 1000
+    (kafka.data_dir / LOG_FOLDER / damage).write_text("garbage\n")
+    with pytest.raises(KafkaDied, match=f"{match}.*folder"):
+        await kafka.start()
+
+
+@pytest.mark.soak
+async def test_a_damaged_metadata_log_is_an_error(own_kafka: EmbeddedKafka) -> None:
+    """Garbage in the state of Kafka's metadata log is an error that names the fix."""
+    await check_damage_after_a_stop(own_kafka, "__cluster_metadata-0/quorum-state", "is damaged")
 
 
 @pytest.mark.soak
@@ -169,43 +174,47 @@ async def test_lost_race_for_a_port_is_retried(tmp_path: Path) -> None:
         assert kafka.lost == []
 
 
-async def test_listeners_and_properties_of_the_settings_reach_the_broker(tmp_path: Path, formatted: Path) -> None:
-    """An additional listener gets its own free port, and its properties reach the broker with any characters."""
+@pytest.fixture(scope="module")
+async def kafka_with_a_listener(
+    tmp_path_factory: pytest.TempPathFactory, formatted: Path
+) -> AsyncIterator[EmbeddedKafka]:
+    """A broker with a listener INSIDE and properties of its own."""
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_a="pässword: #1";'
     settings = EmbeddedKafkaSettings(
         jvm_options=QUICK_START,
         listeners={"INSIDE": "SASL_PLAINTEXT"},
         properties={"sasl.enabled.mechanisms": "PLAIN", "listener.name.inside.plain.sasl.jaas.config": login},
     )
-    shutil.copytree(formatted, tmp_path / "kafka")
-    async with EmbeddedKafka(tmp_path / "kafka", settings) as kafka:
-        host, port = kafka.address("INSIDE").split(":")
-        assert await broker_answers(host, int(port), RESPONSE_MS)
-        assert kafka.address("INSIDE") != kafka.bootstrap_servers
+    folder = tmp_path_factory.mktemp("listener") / "kafka"
+    shutil.copytree(formatted, folder)
+    async with EmbeddedKafka(folder, settings) as broker:
+        yield broker
 
 
-@pytest.mark.parametrize(
-    ("damage", "match"),
-    [
-        ("meta.properties", "damaged"),
-        pytest.param("__cluster_metadata-0/quorum-state", "is damaged", marks=pytest.mark.soak),
-    ],
-)
-async def test_a_folder_that_is_damaged_after_a_stop_is_an_error(
-    own_kafka: EmbeddedKafka, damage: str, match: str
-) -> None:
-    """Garbage in one of Kafka's own files is an error that names the fix.
+async def test_listeners_and_properties_of_the_settings_reach_the_broker(kafka_with_a_listener: EmbeddedKafka) -> None:
+    """An additional listener gets its own free port, and its properties reach the broker with any characters."""
+    host, port = kafka_with_a_listener.address("INSIDE").split(":")
+    assert await broker_answers(host, int(port), RESPONSE_MS)
+    assert kafka_with_a_listener.address("INSIDE") != kafka_with_a_listener.bootstrap_servers
 
-    The stop before ends by SIGTERM alone, before the time limit for SIGKILL.
+
+async def test_paused_broker_is_silent_and_comes_back(kafka_with_a_listener: EmbeddedKafka) -> None:
+    """A paused broker answers nothing though its port is open; after a resume it answers again.
+
+    A second broker on its folder raises FolderInUse, and the first one keeps running.
     """
-    await create_topic(own_kafka, "some", 12)
-    child, begin = own_kafka.child, time.monotonic()
-    await own_kafka.stop()
-    assert child.returncode == 128 + signal.SIGTERM, child
-    assert time.monotonic() - begin < own_kafka.settings.stop_timeout_ms / 1000
-    (own_kafka.data_dir / LOG_FOLDER / damage).write_text("garbage\n")
-    with pytest.raises(KafkaDied, match=f"{match}.*folder"):
-        await own_kafka.start()
+    broker = kafka_with_a_listener
+    with pytest.raises(FolderInUse, match=f"process {os.getpid()}"):
+        await EmbeddedKafka(broker.data_dir, QUICK).start()
+    assert await is_answering(broker)
+    broker.pause()
+    try:
+        async with asyncio.timeout(END_LIMIT_SECONDS):
+            while await is_answering(broker):  # the signal stops the threads of a busy process one after another
+                pass
+    finally:
+        broker.resume()
+    assert await is_answering(broker, RESUMED_MS)
 
 
 @pytest.mark.soak
