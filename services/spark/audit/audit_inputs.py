@@ -79,12 +79,13 @@ class Inputs(NamedTuple):
 class Read(NamedTuple):
     """The inputs, the number of the source's records, and the number of those that are not covered yet.
 
+    The source's records are only counted if the settings expect a number of them; otherwise `records` is None.
     `not_compared` lists the parts that are left out of the comparison, with the reason. `assumed` lists assumptions
     that cannot be verified.
     """
 
     inputs: Inputs
-    records: int
+    records: int | None
     uncovered: int
     not_compared: list[str]
     assumed: list[str]
@@ -169,7 +170,8 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
         sample=settings.sample,
         deleted_until_ms=known,
     )
-    return Read(inputs, records.count() + beyond, beyond, not_compared, assumed if recomputes else [])
+    number = None if settings.expect_records is None else records.count() + beyond
+    return Read(inputs, number, beyond, not_compared, assumed if recomputes else [])
 
 
 def in_sample(sample: float) -> SparkColumn:

@@ -43,9 +43,9 @@ def without_idle_partitions(inputs: Inputs, differences: DataFrame) -> DataFrame
     return differences.filter(~F.col("partition").isin(*inputs.idled)) if inputs.idled else differences
 
 
-def union_differences(found: Sequence[DataFrame]) -> DataFrame:
-    """Return the differences that all checks found."""
-    differences = found[0]
-    for more in found[1:]:
-        differences = differences.unionByName(more)
-    return differences
+def union_of(parts: Sequence[DataFrame]) -> DataFrame:
+    """Return the rows of all parts, which have the same columns."""
+    union = parts[0]
+    for more in parts[1:]:
+        union = union.unionByName(more)
+    return union

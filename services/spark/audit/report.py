@@ -25,7 +25,7 @@ from penstock.services.spark.audit.common_checks import (
     SKIPPED,
     WINDOW_CHECKS,
 )
-from penstock.services.spark.audit.differences import Compared
+from penstock.services.spark.audit.differences import Compared, union_of
 from penstock.services.spark.audit.settings import AuditSettings
 from penstock.services.terminal_tables import console_for, plain
 
@@ -98,11 +98,9 @@ class AuditReport(msgspec.Struct, frozen=True):
 def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditReport:
     """Return the report of an audit: count and list the differences, and add the checks of numbers of records."""
     inputs = read.inputs
-    outcomes = {row.outcome: row["count"] for row in compared.labelled.groupBy("outcome").count().collect()}
     count = _index_of_count_aggregation(read)
-    held = F.lit(0) if count is None else F.coalesce(F.sum(f"m{count}"), F.lit(0))
-    windows = compared.stream.groupBy("closed").agg(F.count(F.lit(1)).alias("windows"), held.alias("records"))
-    kinds = {row.closed: row for row in windows.collect()}
+    counts = _count_rows(compared, count)
+    outcomes = {name: rows for (of, name), (rows, _) in counts.items() if of == "outcome"}
     is_session = inputs.store.kind == "session"
     needs_times = RECOMPUTED if inputs.store.kind in ("session", "sliding") else RECOMPUTED - {"windows"}
     claims = {
@@ -114,16 +112,16 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditR
     uncovered = read.uncovered if settings.sample == 1 else 0
     report = AuditReport(
         records=sum(outcomes.values()) + uncovered,
-        in_windows=outcomes.get(ACCEPTED, 0) if count is None else int(sum(row.records for row in kinds.values())),
+        in_windows=outcomes.get(ACCEPTED, 0) if count is None else sum(held for _, held in counts.values()),
         late=outcomes.get(LATE, 0),
         dead_letters=outcomes.get(DEAD, 0),
         skipped=outcomes.get(SKIPPED, 0),
         uncovered=uncovered,
         left_out=outcomes.get(LEFT_OUT, 0),
-        windows_closed=kinds[True].windows if True in kinds else 0,
-        windows_open=kinds[False].windows if False in kinds else 0,
-        spark_windows=compared.computed.count(),
-        split_sessions=_count_split_sessions(compared),
+        windows_closed=counts.get(("closed", "true"), (0, 0))[0],
+        windows_open=counts.get(("closed", "false"), (0, 0))[0],
+        spark_windows=counts[("computed", None)][0],
+        split_sessions=counts.get(("split", None), (0, 0))[0],
         checks=_list_differences(compared.differences, claims, settings.differences_max),
         not_compared=[*read.not_compared, *compared.not_compared],
         assumed=read.assumed,
@@ -174,15 +172,32 @@ def _list_differences(differences: DataFrame, checks: Mapping[str, str], shown_m
     return results
 
 
-def _count_split_sessions(compared: Compared) -> int:
-    """Return the report's `split_sessions`: the number of computed sessions that are several sessions of the stream."""
-    if compared.contained is None:
-        return 0
-    held = compared.contained.filter(F.col("computed_ms").isNotNull())
-    return int(held.groupBy("partition", "key", "computed_ms").count().filter("count > 1").count())
+def _count_rows(compared: Compared, count: int | None) -> dict[tuple[str, str | None], tuple[int, int]]:
+    """Return numbers of rows, each with the number of records in the windows of these rows.
+
+    The keys are ("outcome", outcome) for the labelled records, ("closed", "true") and ("closed", "false") for the
+    stream's windows, ("computed", None) for the computed windows, and ("split", None) for the computed sessions that
+    are several sessions of the stream. Only the stream's windows have a number of records: the sum of the counts of the
+    aggregation with the index `count`.
+    """
+    rows = F.count(F.lit(1)).alias("rows")
+    none = F.lit(0).cast("bigint").alias("held")
+    held = none if count is None else F.coalesce(F.sum(f"m{count}"), F.lit(0)).alias("held")
+    parts = {
+        "outcome": compared.labelled.groupBy(F.col("outcome").alias("name")).agg(rows, none),
+        "closed": compared.stream.groupBy(F.col("closed").cast("string").alias("name")).agg(rows, held),
+        "computed": compared.computed.agg(F.lit(None).cast("string").alias("name"), rows, none),
+    }
+    if compared.contained is not None:
+        sessions = compared.contained.filter(F.col("computed_ms").isNotNull())
+        split = sessions.groupBy("partition", "key", "computed_ms").agg(rows).filter("rows > 1")
+        parts["split"] = split.agg(F.lit(None).cast("string").alias("name"), rows, none)
+    # One query costs less than four.
+    found = union_of([part.select(F.lit(of).alias("of"), "*") for of, part in parts.items()]).collect()
+    return {(row.of, row.name): (row.rows, row.held) for row in found}
 
 
-def _check_expected_records(records: int, expected: int | None) -> AuditCheck | None:
+def _check_expected_records(records: int | None, expected: int | None) -> AuditCheck | None:
     if expected is None:
         return None
     shown = (

@@ -34,7 +34,7 @@ from penstock.services.spark.audit.common_checks import (
 from penstock.services.spark.audit.differences import (
     Compared,
     as_differences,
-    union_differences,
+    union_of,
     without_idle_partitions,
 )
 from penstock.services.spark.audit.measures import Measure, measures, unequal_measures
@@ -73,7 +73,7 @@ def compare_sessions(inputs: Inputs) -> Compared:
             wrong_lateness(assigned),
         ]
         found += [without_idle_partitions(inputs, one) for one in recomputed]
-    return Compared(union_differences(found), labelled, computed, stream, contained=contained)
+    return Compared(union_of(found), labelled, computed, stream, contained=contained)
 
 
 def sessions_after_deleted_records(

@@ -38,7 +38,7 @@ from penstock.services.spark.audit.common_checks import (
 from penstock.services.spark.audit.differences import (
     Compared,
     as_differences,
-    union_differences,
+    union_of,
     without_idle_partitions,
 )
 from penstock.services.spark.audit.measures import measures
@@ -92,7 +92,7 @@ def compare_windows(inputs: Inputs) -> Compared:
         recomputed += [contents] if store.kind == "sliding" else []
         found += [without_idle_partitions(inputs, one) for one in recomputed]
     not_compared = [] if members.left_out is None else _describe_left_out_keys(members.left_out, keyed)
-    return Compared(union_differences(found), labelled, expected, stream, not_compared)
+    return Compared(union_of(found), labelled, expected, stream, not_compared)
 
 
 def _describe_left_out_keys(keys: DataFrame, keyed: DataFrame) -> list[str]:
