@@ -437,7 +437,9 @@ def as_written(
     text = {field.name for field in inferred.fields if isinstance(field.dataType, TEMPORAL)}
     watched = [f for f in inferred.fields if f.name not in text and not isinstance(f.dataType, StringType)]
     if watched:
-        texts = spark.read.format("csv").options(**options | {"inferschema": "false"}).load(settings.files_read)
+        # With a schema, Spark does not read the header once more.
+        schema = StructType([StructField(field.name, StringType()) for field in inferred.fields])
+        texts = spark.read.format("csv").options(**options).schema(schema).load(settings.files_read)
         named = {settings.key_column, settings.value_column}
         differs = (_type_alters_text(field, exactly=field.name in named) for field in watched)
         found = texts.agg(*(F.max(one) for one in differs)).first()
