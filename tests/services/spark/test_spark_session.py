@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyspark
@@ -15,10 +16,11 @@ from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.compaction_settings import SparkSettings
 from penstock.services.exit_status import ExitStatus
 from penstock.services.spark import spark_session as spark
+from penstock.services.spark.batch.batch import BatchFenced, BatchReport
 from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.errors import SparkFailed
-from penstock.services.spark.main import compact_main
+from penstock.services.spark.main import FENCED, batch_main, compact_main
 from penstock.services.spark.spark_session import (
     SCRATCH_LOCK,
     SCRATCH_PREFIX,
@@ -129,6 +131,24 @@ def test_a_missing_or_unsupported_java_is_reported(
     assert none.startswith("Java 17 to 22 is needed and none was found")
     assert too_new.startswith(f"Java 17 to 22 is needed, but {tmp_path}/java (PATH) is Java 25")
     assert all("openjdk-17-jre-headless" in line for line in (none, too_new))
+
+
+def test_a_fenced_batch_ends_with_status_3(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command prints the error's message, which names the members of the group."""
+
+    class Fenced:
+        """A batch that a live instance fences."""
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def run(self) -> BatchReport:
+            raise BatchFenced("the group a has members")
+
+    monkeypatch.setattr(spark, "spark_session", lambda *_: nullcontext())
+    monkeypatch.setattr("penstock.services.spark.batch.batch.BatchJob", Fenced)
+    assert batch_main(["--application=a", "--lake=lake", "--topology=a:b"]) == FENCED == 3
+    assert capsys.readouterr().err.splitlines()[-1] == "the group a has members"
 
 
 def test_spark_takes_the_java_that_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
