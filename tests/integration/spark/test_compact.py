@@ -24,11 +24,11 @@ from penstock.services.aggregator.compaction_lag import CompactionLag, Compactio
 from penstock.services.aggregator.compaction_supervisor import CompactionSupervisor
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.spark.compaction import delta_writer
-from penstock.services.spark.compaction.compact import AfterHookFailed, CompactionJob
+from penstock.services.spark.compaction.compact import AfterHookFailed, CompactionJob, call_after_hook
 from penstock.services.spark.compaction.delta_reader import progress_rows
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.clients.admin import Admin
-from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
+from penstock.shared.common.errors import ChangelogHole, ConfigError, SchemaMismatch
 from penstock.shared.common.lake import compaction_history, state_snapshot, window_queries
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog import format as log
@@ -400,15 +400,18 @@ def ms(time: datetime) -> int:
     return round(time.timestamp() * 1_000)
 
 
-def test_the_after_hook(simulate: Any, topics: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hook gets the tables of the compaction. Its failure is reported and raised, and the compaction stays
-    committed."""
+def test_the_after_hook(
+    spark: Any, simulate: Any, topics: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hook gets each table of the compaction by name, with live windows as of their newest rows. Its failure is
+    reported and raised, and the compaction stays committed. A missing hook is reported by name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "steps_after_compactions.py").write_text(
         "def after(spark, tables):\n"
-        "    count = tables['closed/banks'].count()\n"
-        "    open('counted', 'a').write(f'{count} ')\n"
-        "    assert count > 30, 'too few'\n"
+        "    counts = [tables.pop('closed/banks').count()]\n"
+        "    open('counted', 'a').write(f'{counts[0]} ')\n"
+        "    assert counts[0] > 30, 'too few'\n"
+        "    open('others', 'w').write(repr({name: rows.count() for name, rows in sorted(tables.items())}))\n"
     )
     simulation = simulate()
     simulation.feed(60, seed=1)
@@ -416,7 +419,7 @@ def test_the_after_hook(simulate: Any, topics: Any, job: Any, tmp_path: Path, mo
     first_job = job(simulation, after="steps_after_compactions:after")
     first = first_job.run()
     assert "AssertionError: too few" in first.failed[0]
-    with pytest.raises(AfterHookFailed, match="AssertionError: too few"):
+    with pytest.raises(AfterHookFailed, match="steps_after_compactions:after: AssertionError: too few"):
         first_job.maintenance.failed.raise_first()
     assert is_right(tmp_path, simulation)
     simulation.feed(200, seed=2)
@@ -425,6 +428,10 @@ def test_the_after_hook(simulate: Any, topics: Any, job: Any, tmp_path: Path, mo
     assert second.failed == ()
     counts = [first.closed_rows, second.closed_rows]
     assert (tmp_path / "counted").read_text() == f"{counts[0]} {sum(counts)} "
+    others = {"late/banks": len(late_in_tasks(simulation)), "live/banks": len(live_in_tasks(simulation))}
+    assert (tmp_path / "others").read_text() == repr(others)
+    with pytest.raises(ConfigError, match="after: steps_after_compactions:nothing"):
+        call_after_hook(spark, "steps_after_compactions:nothing", str(tmp_path / simulation.name))
 
 
 def test_the_backlog_is_what_no_snapshot_covers(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
