@@ -266,6 +266,8 @@ def test_csv_lines_of_another_width_are_rejected(spark: Any, tmp_path: Path, hea
         (tmp_path / "day=1" / "b.csv").write_text(f"who,ms,x\n{wrong}\n")
         with pytest.raises(ConfigError, match=rf"b\.csv.*'{wrong}'"):
             read()
+    if header == "false":
+        return  # the options below have no more to do with the header
     (tmp_path / "day=1" / "c.csv").write_text("who,ms,x\nbob,2,x, y\n")
     assert [[row[key], str(row[at])] for row in read(mode="PERMISSIVE")].count(["bob", "2"]) == 2
     assert "bob" not in str(read(Mode="DROPMALFORMED"))
