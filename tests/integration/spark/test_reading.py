@@ -22,7 +22,8 @@ from tests.documents import ROOT
 from tests.lake_tables import LakeWriter, Late, late_records, sliding_lake, small_lake, windows
 
 GAP, SIZE, ADVANCE, GRACE, LONG = 10, 40, 20, 25, 10**9
-MERGED = ("session", "tumbling", "hopping")
+COMMIT_RECORDS = 10
+MERGED = ("session", "hopping")
 
 
 class Value(TypedDict, total=False):
@@ -66,8 +67,10 @@ class Stream(NamedTuple):
 def stream(seed: int, records: int) -> Stream:
     """A random stream, far out of order, with some values that are rejected."""
     rnd = random.Random(seed)
-    short = TopologyTestDriver(topology(GRACE, *MERGED), errors=ErrorHandlers())
-    long = TopologyTestDriver(topology(LONG, *MERGED), errors=ErrorHandlers())
+    short, long = (
+        TopologyTestDriver(topology(grace, *MERGED), errors=ErrorHandlers(), commit_each=False)
+        for grace in (GRACE, LONG)
+    )
     short.task.keeps_late = True
     now, half = 0, 0
     for offset in range(records):
@@ -80,8 +83,12 @@ def stream(seed: int, records: int) -> Stream:
         body = msgspec.json.encode(value)
         for driver in (short, long):
             driver.pipe("in", key=key, value=body, timestamp=at)
+        if offset % COMMIT_RECORDS == 0:
+            short.commit()
         if offset == records // 2:
             half = len(short.changelog)
+    for driver in (short, long):
+        driver.commit()
     return Stream(short, windows(long.changelog), late_records(short.changelog), half)
 
 
