@@ -39,6 +39,7 @@ from penstock.services.aggregator.continuations import open_window_pages, row_pa
 from penstock.services.aggregator.settings import QueriesSettings
 from penstock.shared.common.continuation_codec import ContinuationCodec
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.metrics import counter
 from penstock.shared.common.row_positions import OpenPosition, RowOrder, RowPosition, row_order
@@ -118,7 +119,8 @@ class ApplicationView:
         self.url = ""
         try:
             # Without `ssl_cafile`, the system's CA certificates are used.
-            verify = ssl.create_default_context(cafile=settings.ssl_cafile)
+            cafile = settings.ssl_cafile
+            verify = client_tls() if cafile is None else ssl.create_default_context(cafile=cafile)
         except OSError as e:
             # ssl.SSLError is an OSError.
             raise ConfigError(f"queries.ssl_cafile: {settings.ssl_cafile}: {e.strerror or e}") from None

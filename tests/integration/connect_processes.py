@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from penstock.services.local.ports import pick
+from tests.http_client import http_client
 from tests.integration.connect_worker import properties_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +51,7 @@ class WorkerProcess:
 
     async def ready(self) -> None:
         """Wait until the worker is healthy, that is, has joined its group."""
-        async with asyncio.timeout(START_S), httpx.AsyncClient(trust_env=False) as client:
+        async with asyncio.timeout(START_S), http_client() as client:
             while True:
                 assert self.process.poll() is None, self.log[-3_000:]
                 with contextlib.suppress(httpx.HTTPError):

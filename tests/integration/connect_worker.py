@@ -12,6 +12,7 @@ import httpx
 
 from penstock.services.connect.daemon import ConnectDaemon
 from penstock.services.connect.worker_command_line import read_command_line
+from tests.http_client import http_client
 
 JSON_CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 
@@ -55,7 +56,7 @@ async def running(folder: Path, props: dict[str, str], mode: str = "distributed"
         token = props.get("rest.auth.token")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         url = daemon.server.url
-        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60, headers=headers) as client:
+        async with http_client(base_url=url, timeout=60, headers=headers) as client:
             async with asyncio.timeout(30):
                 while (await client.get("/health")).status_code != 200:  # noqa: ASYNC110 - polled as a client would
                     await asyncio.sleep(0.05)

@@ -15,6 +15,7 @@ import pytest
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.settings import KafkaSettings
+from tests.http_client import http_client
 from tests.integration.connect_processes import WorkerProcess, all_running, statuses, workers
 from tests.integration.connect_worker import properties
 from tests.shared_broker import Broker
@@ -103,7 +104,7 @@ class Load:
             await producer.flush()
 
     async def _send_requests(self) -> None:
-        async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
+        async with http_client(timeout=10) as client:
             while not self._stop:
                 for url in list(self.urls):
                     began = time.monotonic()
@@ -130,7 +131,7 @@ async def test_no_record_is_lost_while_workers_come_and_go(kafka: Broker, tmp_pa
     with workers(tmp_path, props, 3) as cluster:
         await asyncio.gather(*(worker.ready() for worker in cluster))
         load = Load(kafka.bootstrap_servers, topic_name, [worker.url for worker in cluster])
-        async with httpx.AsyncClient(trust_env=False, timeout=100) as client:
+        async with http_client(timeout=100) as client:
             for number in range(CONNECTORS):  # to any worker: a follower forwards to the leader
                 url = cluster[number % 3].url
                 response = await client.put(

@@ -17,6 +17,7 @@ import pytest
 
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.settings import KafkaSettings
+from tests.http_client import http_client
 from tests.integration.connect_processes import WorkerProcess, workers
 from tests.integration.connect_worker import properties
 from tests.integration.test_connect_workers import committed, make_topic, runs, source
@@ -108,7 +109,7 @@ async def test_a_failing_connector_process_affects_no_other_connector(
     worker = WorkerProcess(tmp_path, props)
     try:
         await worker.ready()
-        async with httpx.AsyncClient(base_url=worker.url, trust_env=False, timeout=60) as client:
+        async with http_client(base_url=worker.url, timeout=60) as client:
             timed = TimedClient(client)
             for name in ("start", "configs"):
                 await timed.put(name, {**awkward, f"{name}.does": "block"})
@@ -173,7 +174,7 @@ async def test_a_source_continues_after_its_process_is_killed(
     worker = WorkerProcess(tmp_path, props)
     try:
         await worker.ready()
-        async with httpx.AsyncClient(base_url=worker.url, trust_env=False, timeout=60) as client:
+        async with http_client(base_url=worker.url, timeout=60) as client:
             config = source(file, topic, batch_size="20", value_converter=STRING)
             assert (await client.put("/connectors/src/config", json=config)).status_code == 201
             append(100)
@@ -231,8 +232,8 @@ async def test_a_hanging_process_delays_no_rebalance(kafka: Broker, tmp_path: Pa
     with workers(tmp_path, props, 2) as (first, second):
         await asyncio.gather(first.ready(), second.ready())
         async with (
-            httpx.AsyncClient(base_url=first.url, trust_env=False, timeout=60) as on_first,
-            httpx.AsyncClient(base_url=second.url, trust_env=False, timeout=60) as on_second,
+            http_client(base_url=first.url, timeout=60) as on_first,
+            http_client(base_url=second.url, timeout=60) as on_second,
         ):
             for name, config in configs.items():
                 await on_first.put(f"/connectors/{name}/config", json=config)

@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 
-import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
@@ -42,6 +41,7 @@ from penstock.shared.common.records import (
     TopicPartition,
 )
 from penstock.shared.common.settings import KafkaSettings
+from tests.http_client import http_client
 from tests.integration.promtool import assert_clean
 from tests.shared_broker import Broker
 
@@ -443,7 +443,7 @@ async def test_health_reports_a_stuck_handler(
     await service.startup()
     work = asyncio.create_task(service.main_loop())
     try:
-        async with httpx.AsyncClient(base_url=service.server.url) as http:
+        async with http_client(base_url=service.server.url) as http:
             assert (await http.get("/health")).status_code == 503
             await until(lambda: service.runner.loop is not None and service.runner.loop.finished == 1, work)
             assert (await http.get("/health")).status_code == 200

@@ -28,6 +28,7 @@ from penstock.services.producer.settings import ProducerServiceSettings
 from penstock.services.service_lifecycle import Daemon
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common.settings import DaemonSettings, KafkaSettings
+from tests.http_client import http_client
 from tests.shared_broker import Broker
 
 SILENCE_MAX_MS = 1_500
@@ -69,7 +70,7 @@ async def test_a_broker_that_hangs_is_unhealthy_until_it_answers_again(own_kafka
     gateway = await stack.start(
         ServiceSpec("gateway", address | {"GATEWAY_SERVICES": others}, module="penstock.services.local.gateway")
     )
-    async with httpx.AsyncClient(trust_env=False, timeout=10) as http:
+    async with http_client(timeout=10) as http:
         await asyncio.gather(*(service.healthy() for service in (aggregator, consumer, gateway)))
         await asyncio.sleep(SILENCE_MAX_MS / 1000)  # an idle service is healthy
         for service in (aggregator, consumer, gateway):
@@ -191,7 +192,7 @@ async def test_a_consumer_waits_for_a_missing_topic(kafka: Broker, stack: Stack,
         "HANDLER": "penstock.services.local.log_handler:log_record",
     }  # fmt: skip
     consumer = await stack.start(ServiceSpec("consumer", settings))
-    async with httpx.AsyncClient(trust_env=False, timeout=10, transport=httpx.AsyncHTTPTransport(retries=10)) as http:
+    async with http_client(timeout=10, transport=httpx.AsyncHTTPTransport(retries=10)) as http:
         async with asyncio.timeout(WAIT_S):
             while topic_name not in (await health(http, consumer))[1]["progress"]["detail"]:  # noqa: ASYNC110 - it is polled
                 await asyncio.sleep(0.1)

@@ -18,6 +18,7 @@ from penstock.shared.common.records import ConsumerRecord, ProducerRecord, Topic
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.task.late_records import late_record
 from tests.api.rest_proxy.test_metadata import OPERATIONS, misfits
+from tests.http_client import http_client
 from tests.integration.test_http_ingest import read_all
 from tests.shared_broker import Broker
 
@@ -30,7 +31,7 @@ async def serving(bootstrap_servers: str, **services: str) -> AsyncIterator[http
     await daemon.startup()
     working = asyncio.create_task(daemon.main_loop())
     try:
-        async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False, timeout=30) as client:
+        async with http_client(base_url=daemon.server.url, timeout=30) as client:
             async with asyncio.timeout(30):
                 while (await client.get("/health")).status_code != 200:  # noqa: ASYNC110 - polled as a client would
                     await asyncio.sleep(0.1)

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import APIRouter, Request, Response
 
@@ -29,6 +28,7 @@ from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import HttpSettings, KafkaSettings
 from tests.api.streams.test_queries import STATE
+from tests.http_client import http_client
 from tests.integration.chromium import Page, chromium, find_chromium
 from tests.integration.test_http_ingest import NDJSON, create, healthy
 from tests.shared_broker import Broker
@@ -118,7 +118,7 @@ async def gateway(bootstrap_servers: str, others: OtherServices, **given: Any) -
     await daemon.startup()
     working = asyncio.create_task(daemon.main_loop())
     try:
-        async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False) as client:
+        async with http_client(base_url=daemon.server.url) as client:
             await healthy(client, 200)
         yield daemon.server.url
     finally:
@@ -216,7 +216,7 @@ async def test_all_pages_and_buttons(kafka: Broker, topic_name: str, tmp_path: P
     async with Producer(KafkaSettings(bootstrap_servers=servers)) as producer:
         await (await producer.send_many([dead_letter_record(dead, dead_letter)]))
     async with gateway(servers, others) as url, chromium(tmp_path / "profile") as browser:
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        async with http_client(base_url=url) as client:
             await client.post(f"/v1/topics/{topic_name}/events", content=b"1\n", headers=NDJSON)
             page = await browser.page()
             await page.size(1280, 720)
@@ -272,7 +272,7 @@ async def test_the_token_is_required_and_never_shown(kafka: Broker, tmp_path: Pa
             await page.until("document.getElementById('connection').textContent === 'connected'")
             await page.run("document.getElementById('token').value = ''")
             assert token not in await page.run("document.documentElement.outerHTML")
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        async with http_client(base_url=url) as client:
             await healthy(client, 200)
             headers = {"Authorization": f"Bearer {token}"}
             for path in ("/", "/health", "/metrics", "/v1/overview", "/v1/history", "/openapi.json", "/v1/topics"):

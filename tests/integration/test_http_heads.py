@@ -8,14 +8,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from pydantic import BaseModel
 
-from penstock.services.local.stack import Service, ServiceSpec, Stack
+from penstock.services.admin.daemon import AdminDaemon
+from penstock.services.admin.settings import AdminServiceSettings
+from penstock.services.aggregator.main import Aggregator
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.consumer.daemon import ConsumerDaemon
+from penstock.services.consumer.settings import ConsumerServiceSettings
+from penstock.services.local.connect_worker import make_connect_worker
+from penstock.services.local.gateway import GatewayDaemon
+from penstock.services.local.ports import pick
+from penstock.services.local.settings import ConnectWorkerSettings, GatewaySettings
+from penstock.services.local.stack import ServiceSpec, Stack
+from penstock.services.producer.daemon import ProducerDaemon
+from penstock.services.producer.settings import ProducerServiceSettings
+from tests.http_client import http_client
 
 NO_KAFKA = {"KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+MAX_HEAD_BYTES = 80_000
 CONNECTIONS = 16
 SENDING_S = 0.4
 GROWTH_MAX_KIB = 48 * 1024
@@ -27,12 +44,12 @@ HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 CHUNKED = b"POST /health HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
 
 
-async def answering(service: Service) -> None:
+async def answering(url: str) -> None:
     """Wait until /health answers, with any status."""
-    async with asyncio.timeout(60), httpx.AsyncClient(trust_env=False) as client:
+    async with asyncio.timeout(60), http_client() as client:
         while True:
             with contextlib.suppress(httpx.TransportError):
-                await client.get(f"{service.url}/health")
+                await client.get(f"{url}/health")
                 return
             await asyncio.sleep(0.1)
 
@@ -85,14 +102,14 @@ async def test_memory_is_bounded_under_endless_heads(stack: Stack) -> None:
     others.
     """
     service = await stack.start(ServiceSpec("producer", NO_KAFKA))
-    await answering(service)
+    await answering(service.url)
     assert service._child is not None
     pid = service._child.pid
     before, grown = peak_kib(pid), {}
     for name, (start, block) in SENT.items():
         sending = [asyncio.ensure_future(send_for_ever(service.port, start, block)) for _ in range(CONNECTIONS)]
         try:
-            async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
+            async with http_client(timeout=20) as client:
                 until = asyncio.get_running_loop().time() + SENDING_S
                 while asyncio.get_running_loop().time() < until:
                     assert (await client.get(f"{service.url}/metrics")).status_code == 200
@@ -105,26 +122,52 @@ async def test_memory_is_bounded_under_endless_heads(stack: Stack) -> None:
     assert max(grown.values()) < GROWTH_MAX_KIB, grown
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("producer", {}),
-        ("admin", {}),
-        ("consumer", {"TOPICS": "t", "HANDLER": "penstock.services.local.log_handler:log_record", "GROUP_ID": "g"}),
-        ("aggregator", {"TOPOLOGY": "penstock.services.local.topologies:sessions"}),
-        ("aggregator", {"TOPOLOGY": "penstock.services.local.topologies:sessions", "WORKERS": "2"}),
-        ("gateway", {}),
-        ("connect_worker", {}),
-    ],
-    ids=["producer", "admin", "consumer", "aggregator", "aggregator with workers", "gateway", "connect"],
-)
-async def test_every_service_limits_heads(stack: Stack, name: str, settings: dict[str, str]) -> None:
-    """Every service applies http.max_head_bytes, and a Connect worker rest.max.head.bytes."""
-    module = f"penstock.services.local.{name}" if name in ("gateway", "connect_worker") else "penstock.services.cli"
-    own = {"HTTP__MAX_HEAD_BYTES": "80000"}
-    service = await stack.start(ServiceSpec(name, NO_KAFKA | own | settings, module=module))
-    await answering(service)
-    async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
-        responses = [await client.get(f"{service.url}/no-such", headers={"X": "a" * n}) for n in (79_000, 81_000)]
+AGGREGATOR = {"topology": "penstock.services.local.topologies:sessions"}
+HANDLER = {"topics": "t", "handler": "penstock.services.local.log_handler:log_record", "group_id": "g"}
+SERVICES: dict[str, tuple[type[BaseModel], Callable[[Any], Any], dict[str, str]]] = {
+    "producer": (ProducerServiceSettings, ProducerDaemon, {}),
+    "admin": (AdminServiceSettings, AdminDaemon, {}),
+    "consumer": (ConsumerServiceSettings, ConsumerDaemon, HANDLER),
+    "aggregator": (AggregatorSettings, Aggregator, AGGREGATOR),
+    "gateway": (GatewaySettings, GatewayDaemon, {}),
+    "connect": (ConnectWorkerSettings, make_connect_worker, {}),
+}
+"""Each service's settings and daemon, and the settings that it needs."""
+
+
+@contextlib.asynccontextmanager
+async def starting(name: str) -> AsyncIterator[str]:
+    """Start a service in this process, without Kafka, and yield its URL."""
+    settings, make, needed = SERVICES[name]
+    [port] = pick("127.0.0.1", 1)
+    kafka, http = {"bootstrap_servers": "127.0.0.1:1"}, {"port": port, "max_head_bytes": MAX_HEAD_BYTES}
+    daemon = make(settings.model_validate({"kafka": kafka, "http": http, **needed}))
+    startup = asyncio.create_task(daemon.startup())
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        startup.cancel()
+        await asyncio.gather(startup, return_exceptions=True)
+        await daemon.shutdown()
+
+
+async def assert_limits_heads(url: str) -> None:
+    await answering(url)
+    async with http_client(timeout=20) as client:
+        responses = [await client.get(f"{url}/no-such", headers={"X": "a" * n}) for n in (79_000, 81_000)]
     assert responses[0].status_code != 431
-    assert (responses[1].status_code, "80000 bytes" in responses[1].json()["detail"]) == (431, True)
+    assert (responses[1].status_code, f"{MAX_HEAD_BYTES} bytes" in responses[1].json()["detail"]) == (431, True)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+async def test_every_service_limits_heads(name: str) -> None:
+    """Every service applies http.max_head_bytes, and a Connect worker rest.max.head.bytes."""
+    async with starting(name) as url:
+        await assert_limits_heads(url)
+
+
+async def test_an_aggregator_with_workers_limits_heads(stack: Stack) -> None:
+    """The process that serves HTTP for several workers applies http.max_head_bytes, which it reads from a variable."""
+    own = {"HTTP__MAX_HEAD_BYTES": str(MAX_HEAD_BYTES), "WORKERS": "2", "TOPOLOGY": AGGREGATOR["topology"]}
+    service = await stack.start(ServiceSpec("aggregator", NO_KAFKA | own))
+    await assert_limits_heads(service.url)

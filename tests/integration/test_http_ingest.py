@@ -20,6 +20,7 @@ from penstock.shared.clients.admin import Admin, NewTopic, event_time_topic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.records import ConsumerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from tests.http_client import http_client
 from tests.integration.promtool import assert_clean
 from tests.shared_broker import Broker
 
@@ -37,7 +38,7 @@ async def serving(bootstrap_servers: str, **settings: Any) -> AsyncIterator[tupl
     await daemon.startup()
     working = asyncio.create_task(daemon.main_loop())
     try:
-        async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False, timeout=60) as client:
+        async with http_client(base_url=daemon.server.url, timeout=60) as client:
             await healthy(client, 200)
             yield daemon, client
     finally:
@@ -192,7 +193,7 @@ async def test_a_service_that_starts_before_kafka_waits_for_it() -> None:
     await daemon.startup()
     working = asyncio.create_task(daemon.main_loop())
     try:
-        async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False) as client:
+        async with http_client(base_url=daemon.server.url) as client:
             health = await client.get("/health")
             response = await client.post("/v1/topics/t/events", content=b"1", headers=NDJSON)
         assert health.status_code == 503
@@ -260,7 +261,7 @@ async def load_until_gone(process: asyncio.subprocess.Process, url: str, topic: 
 
     async def one_client(number: int) -> None:
         nonlocal responses
-        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client:
+        async with http_client(base_url=url, timeout=30) as client:
             await healthy(client, 200)
             for request in range(100_000):
                 ids = range((number * 100_000 + request) * 500, (number * 100_000 + request) * 500 + 500)
@@ -295,7 +296,7 @@ async def test_bulk_requests_are_served_first_come_first_served(kafka: Broker, t
     async with serving(kafka.bootstrap_servers) as (daemon, client):
 
         async def post(number: int) -> None:
-            async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False, timeout=120) as own:
+            async with http_client(base_url=daemon.server.url, timeout=120) as own:
                 response = await own.post(url, content=lines, headers=NDJSON)
             assert response.json()["stored"] == 5_000
             completed.append(number)

@@ -18,6 +18,7 @@ import pytest
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import event_time_topic
+from tests.http_client import http_client
 from tests.integration.test_http_ingest import ENTRY, NDJSON, address, create, healthy
 from tests.integration.test_http_transactions import committed
 from tests.shared_broker import Broker
@@ -39,7 +40,7 @@ class Load:
     async def client(self, number: int) -> None:
         """Run one client until the load ends."""
         request = 0
-        async with httpx.AsyncClient(trust_env=False, timeout=15) as client:
+        async with http_client(timeout=15) as client:
             while not self._ended.is_set():
                 ids = [number * 1_000_000 + request * EVENTS + i for i in range(EVENTS)]
                 while not await self._post(client, ids, f"{number}-{request}"):
@@ -110,7 +111,7 @@ class Service:
         )
         self._load.url = await address(self._process)
         self._draining = asyncio.create_task(self._process.communicate())
-        async with httpx.AsyncClient(base_url=self._load.url, trust_env=False) as client:
+        async with http_client(base_url=self._load.url) as client:
             await healthy(client, 200)
 
     async def kill(self) -> None:

@@ -23,6 +23,7 @@ from penstock.services.local.settings import GatewaySettings
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from tests.http_client import http_client
 from tests.integration.test_http_ingest import read_all
 from tests.shared_broker import Broker
 
@@ -44,7 +45,7 @@ def gateway(kafka: Broker) -> Iterator[str]:
         daemon = GatewayDaemon(GatewaySettings.model_validate(given))
         await daemon.startup()
         working = asyncio.create_task(daemon.main_loop())
-        async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False) as client, asyncio.timeout(30):
+        async with http_client(base_url=daemon.server.url) as client, asyncio.timeout(30):
             while (await client.get("/health")).status_code != 200:  # noqa: ASYNC110 - another loop is polled
                 await asyncio.sleep(0.1)
         where["url"] = daemon.server.url
@@ -162,7 +163,7 @@ async def test_a_cloudevents_sdk_posts_in_every_mode(gateway: str, kafka: Broker
     one = JSONFormat().write(event)
     sent.append(({"content-type": "application/cloudevents-batch+json"}, b"[" + one + b"," + one + b"]"))
     topic = await make_topic(kafka, f"sdk-{uuid.uuid4().hex[:8]}")
-    async with httpx.AsyncClient(base_url=gateway, trust_env=False) as client:
+    async with http_client(base_url=gateway) as client:
         for headers, body in sent:
             response = await client.post(f"/v1/topics/{topic}/events", content=body, headers=headers)
             assert response.status_code == 200, response.text
@@ -202,7 +203,7 @@ async def test_rest_proxys_clients_store_and_read_back(gateway: str, kafka: Brok
     """v2 requests in JSON and binary, and v3 requests alone, streamed and in a batch, report what the broker stores."""
     topic = await make_topic(kafka, f"rest-{uuid.uuid4().hex[:8]}", 2)
     at = "2013-01-01T05:15:00Z"
-    async with httpx.AsyncClient(base_url=gateway, trust_env=False) as client:
+    async with http_client(base_url=gateway) as client:
         cluster = (await client.get("/v3/clusters")).json()["data"][0]["cluster_id"]
         url = f"/v3/clusters/{cluster}/topics/{topic}/records"
         types = {"Content-Type": "application/vnd.kafka.json.v2+json"}

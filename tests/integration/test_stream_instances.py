@@ -21,6 +21,7 @@ from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from tests.http_client import http_client
 from tests.integration.promtool import assert_clean
 from tests.shared_broker import Broker
 
@@ -66,7 +67,7 @@ async def until(done: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def client() -> httpx.AsyncClient:
-    return httpx.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}, timeout=10, trust_env=False)
+    return http_client(headers={"Authorization": f"Bearer {TOKEN}"}, timeout=10)
 
 
 async def test_any_instance_answers_for_all_and_reports_missing_partitions(

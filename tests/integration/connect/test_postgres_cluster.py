@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.settings import KafkaSettings
+from tests.http_client import http_client
 from tests.integration.connect.postgres import is_installed, server
 from tests.integration.connect_processes import WorkerProcess, workers
 from tests.integration.connect_worker import JSON_CONVERTER, properties
@@ -93,7 +93,7 @@ async def test_each_record_is_in_each_table_once(kafka: Broker, tmp_path: Path, 
     with workers(tmp_path, props, 3) as cluster:
         await asyncio.gather(*(worker.ready() for worker in cluster))
         load = Numbered(kafka.bootstrap_servers, topic_name, [worker.url for worker in cluster])
-        async with httpx.AsyncClient(trust_env=False, timeout=100) as client:
+        async with http_client(timeout=100) as client:
             for number in range(CONNECTORS):
                 connector = f"{cluster[number % 3].url}/connectors/sink-{number}/config"
                 response = await client.put(connector, json=sink(url, topic_name, number))
