@@ -183,6 +183,9 @@ def _state_columns_of(
         own = [next(all_columns) for _ in aggregation.state_columns]
         columns = [_column_or_nulls(batch, *column) for column in own]
         if any(column.null_count for column in columns):
+            # The import takes a tenth of a second, which other restores and each start of a worker save.
+            import pyarrow.compute as pc
+
             is_null = reduce(pc.or_, [column.is_null() for column in columns])
             initial = aggregation.to_columns(aggregation.initial())
             for i, value in enumerate(initial):
