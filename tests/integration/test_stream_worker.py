@@ -556,7 +556,7 @@ async def test_a_shutdown_commits_after_the_loop_is_cancelled(kafka: Broker, top
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 async def test_a_shutdown_without_kafka_keeps_its_limit(
-    own_kafka: EmbeddedKafka, topic_name: str, guarantee: str, capsys: pytest.CaptureFixture[str]
+    stoppable_kafka: EmbeddedKafka, topic_name: str, guarantee: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a broker that does not answer, the shutdown ends in time, logs the uncommitted partitions, and leaves no
     unretrieved exception.
@@ -564,13 +564,13 @@ async def test_a_shutdown_without_kafka_keeps_its_limit(
     left: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: left.append(context))
     log.configure(LogSettings(format="json"), "test")
-    async with chain_of(own_kafka, topic_name) as chain:
+    async with chain_of(stoppable_kafka, topic_name) as chain:
         worker = chain.worker(processing_guarantee=guarantee, commit_interval_ms=3_600_000)
         await worker.startup()
         loop = asyncio.create_task(_loop(worker))
         await chain.send(100)
         await until_all_processed(worker, chain)
-        own_kafka.pause()
+        stoppable_kafka.pause()
         try:
             loop.cancel()
             await asyncio.wait([loop])
@@ -578,7 +578,7 @@ async def test_a_shutdown_without_kafka_keeps_its_limit(
             await worker.shutdown(4_000)
             assert time.monotonic() - started < 4.5
         finally:
-            own_kafka.resume()
+            stoppable_kafka.resume()
         lines = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
         (line,) = [line for line in lines if line["event"].startswith("the last commit failed")]
         assert (line["partitions"], line["level"]) == ([0, 1], "error")
