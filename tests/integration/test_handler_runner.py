@@ -295,8 +295,8 @@ def lines(file: Path, what: str) -> list[int]:
 async def test_a_restart_after_a_crash_repeats_only_unfinished_records(
     connection: KafkaSettings, topic_name: str, tmp_path: Path
 ) -> None:
-    """If a process is killed with one record stuck and all others finished, the next process handles only that
-    record.
+    """If a process is killed with one record stuck and all others finished, the next process handles of them only that
+    record. On SIGTERM it finishes and commits the started records, starts no further one, and leaves the group.
     """
     await fill(connection, topic_name, 1, [ProducerRecord(topic_name, b"%d" % i, b"key-%d" % i) for i in range(300)])
     tp = TopicPartition(topic_name, 0)
@@ -310,12 +310,19 @@ async def test_a_restart_after_a_crash_repeats_only_unfinished_records(
             await asyncio.sleep(0.05)
         process.kill()
         await process.wait()
-    async with daemon(connection, topic_name, tmp_path, "second") as process:
+    async with daemon(connection, topic_name, tmp_path, "second", SECONDS="0.4") as process:
         await alive(process, lambda: 17 in lines(tmp_path / "second", "end"))
+        await send(connection, [ProducerRecord(topic_name, b"%d" % i) for i in range(300, 1_300)])
+        await alive(process, lambda: len(lines(tmp_path / "second", "end")) >= 65)
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
-    assert lines(tmp_path / "second", "start") == [17]
-    assert await committed(connection, topic_name) == {tp: OffsetAndMetadata(300)}
+    started, ended = lines(tmp_path / "second", "start"), lines(tmp_path / "second", "end")
+    assert (started[0], ended[0]) == (17, 17)
+    assert sorted(started[1:]) == sorted(ended[1:]) == list(range(300, 299 + len(ended)))
+    assert len(ended) < 1_001
+    assert await committed(connection, topic_name) == {tp: OffsetAndMetadata(299 + len(ended))}
+    async with Admin(connection) as admin:
+        assert (await admin.describe_group(topic_name)).members == ()
 
 
 POISON = """
@@ -346,21 +353,6 @@ async def test_a_poison_record_does_not_end_the_daemon(
     assert entry.dead_letter is not None
     assert (entry.dead_letter.stage, entry.dead_letter.exception) == ("deserialize", "KeyError")
     assert entry.dead_letter.record.value == b'{"id":2}'
-
-
-async def test_sigterm_drains_commits_and_leaves(connection: KafkaSettings, topic_name: str, tmp_path: Path) -> None:
-    """On SIGTERM the started records are finished and committed, no further one starts, and the group is empty."""
-    await fill(connection, topic_name, 1, [ProducerRecord(topic_name, b"%d" % i, None) for i in range(1_000)])
-    async with daemon(connection, topic_name, tmp_path, "log", SECONDS="0.4") as process:
-        await alive(process, lambda: len(lines(tmp_path / "log", "end")) >= 64)
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 0
-    started, ended = lines(tmp_path / "log", "start"), lines(tmp_path / "log", "end")
-    assert sorted(started) == sorted(ended) == list(range(len(ended)))
-    assert len(ended) < 1_000
-    assert await committed(connection, topic_name) == {TopicPartition(topic_name, 0): OffsetAndMetadata(len(ended))}
-    async with Admin(connection) as admin:
-        assert (await admin.describe_group(topic_name)).members == ()
 
 
 async def test_damaged_commit_metadata_does_not_stop_a_start(connection: KafkaSettings, topic_name: str) -> None:

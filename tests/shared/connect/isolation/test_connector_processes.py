@@ -165,21 +165,27 @@ async def test_a_process_that_ended_is_restarted_with_all_its_work(tmp_path: Pat
 
 async def test_starting_a_task_restarts_its_failed_connector(tmp_path: Path) -> None:
     """Starting a task of a failed process also restarts its connector, without the backoff and
-    with automatic restarts disabled.
+    with automatic restarts disabled. The end of the process is detected even if a forked child keeps the link open.
     """
-    props = config(BlockingSource, tmp_path / "none")
+    props = config(AwkwardSource, tmp_path / "go", start_does="fork")
+    task = {**props, "file": str(tmp_path / "none")}
     async with isolating(task_restart_enable="false") as run:
-        await run.start(props)
-        await run.start_task(props)
-        await run.is_running(FIRST)
-        os.kill(run.pid(), signal.SIGKILL)
-        await run.until(lambda: len(run.listener.traces) == 2)
-        await run.worker.stop_tasks([FIRST])
-        await run.start_task(props)
-        await run.is_running("c", FIRST)
-        assert run.worker.is_constructed(FIRST)
-        assert run.listener.of("c") == RESTARTED
-        assert run.listener.of(FIRST) == ["startup", "failure", "startup"]
+        try:
+            assert await run.start(props) is State.RUNNING
+            await run.start_task(task)
+            await run.is_running(FIRST)
+            os.kill(run.pid(), signal.SIGKILL)
+            await run.until(lambda: len(run.listener.traces) == 2)
+            assert run.worker.state("c") is State.FAILED
+            assert all("SIGKILL" in trace for trace in run.listener.traces)
+            await run.worker.stop_tasks([FIRST])
+            await run.start_task(task)
+            await run.is_running("c", FIRST)
+            assert run.worker.is_constructed(FIRST)
+            assert run.listener.of("c") == RESTARTED
+            assert run.listener.of(FIRST) == ["startup", "failure", "startup"]
+        finally:
+            (tmp_path / "go").touch()
 
 
 async def test_a_process_that_does_not_stop_its_work_is_killed(tmp_path: Path) -> None:
@@ -275,18 +281,6 @@ async def test_a_start_whose_guard_is_killed_is_retried(tmp_path: Path, monkeypa
         assert "SIGKILL" in run.listener.traces[0]
         await run.is_running("c")
         assert run.reconfigured == ["c"]
-
-
-async def test_the_end_of_a_process_that_forked_is_detected(tmp_path: Path) -> None:
-    """The end of a process is detected even if a forked child keeps the link open."""
-    async with isolating(task_restart_enable="false") as run:
-        try:
-            assert await run.start(config(AwkwardSource, tmp_path / "go", start_does="fork")) is State.RUNNING
-            os.kill(run.pid(), signal.SIGKILL)
-            await run.until(lambda: run.worker.state("c") is State.FAILED)
-            assert "SIGKILL" in run.listener.traces[0]
-        finally:
-            (tmp_path / "go").touch()
 
 
 async def test_requests_and_errors_of_a_connector_reach_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
