@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,7 @@ from penstock.shared.common.records import (
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.runtime import repartition_purge
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition, LogReplaced, RecordRejected
@@ -50,7 +52,7 @@ from penstock.shared.testing.fake_broker import Action, Api, ErrorCode, Fail, Fa
 from penstock.shared.testing.manual_clock import ManualClock
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.integration.stream_worker_child import POINTS
-from tests.integration.test_soak_crashes import State, offline_state, rows_of
+from tests.integration.test_soak_crashes import State, rows_of
 from tests.integration.test_stream_worker import (
     GAP_MS,
     GRACE_MS,
@@ -58,7 +60,7 @@ from tests.integration.test_stream_worker import (
     Chain,
     chain_of,
     child,
-    offline,
+    events,
     running,
     topology,
     until,
@@ -245,12 +247,15 @@ def hopping() -> Topology:
 KINDS = {"session": topology(TOPIC), "hopping": hopping()}
 
 
-def windows_of_an_unbroken_run(chain: Chain, kind: str) -> set[Window]:
-    """The live windows after all that was sent."""
-    driver = TopologyTestDriver(KINDS[kind])
-    for _, key, timestamp, number in chain.sent:
-        driver.pipe(TOPIC, key=key, value=b'{"id":%d}' % number, timestamp=timestamp)
-    return {(s.key, s.start, s.end, tuple(s.states)) for s in driver.task.stores["s"].rows()}
+@cache
+def uninterrupted(kind: str, number: int) -> tuple[list[bytes], list[bytes], set[Window], State]:
+    """Closed windows and late records, sorted, the live windows and the changelog's state after the first events."""
+    driver = TopologyTestDriver(KINDS[kind], errors=ErrorHandlers())
+    for _, key, timestamp, at in events(number, 1):
+        driver.pipe(TOPIC, key=key, value=b'{"id":%d}' % at, timestamp=timestamp)
+    closed, late = ([record.value or b"" for record in driver.read(f"{TOPIC}-{name}")] for name in ("out", "late"))
+    rows = {(s.key, s.start, s.end, tuple(s.states)) for s in driver.task.stores["s"].rows()}
+    return sorted(closed), sorted(late), rows, State.of(driver.changelog)
 
 
 @pytest.mark.parametrize(
@@ -293,8 +298,9 @@ async def test_an_aborted_commit_is_done_again(
             assert owned.task.epoch == 2
             rows = {(s.key, s.start, s.end, tuple(s.states)) for s in owned.task.stores["s"].rows()}
             assert owned.task.vectorized_executors
-        assert rows == windows_of_an_unbroken_run(chain, kind)
-        assert (await chain.values("out"), await chain.values("late")) == offline(TOPIC, chain.sent, KINDS[kind])
+        closed, late, live, _ = uninterrupted(kind, len(chain.sent))
+        assert rows == live
+        assert (await chain.values("out"), await chain.values("late")) == (closed, late)
         progress = (await chain.confirmed(0)).progress
         assert progress is not None
         assert progress.sources == {TOPIC: 600}
@@ -349,10 +355,10 @@ async def test_killed_at_each_point(guarantee: str) -> None:
             (owned,) = worker.tasks().values()
             rows = rows_of(owned)
         state = State.of((entry.key, entry.value) for entry in await chain.read(f"{TOPIC}-changelog"))
-        assert state == offline_state(chain, 0)
+        closed, late, _, expected = uninterrupted("session", len(chain.sent))
+        assert state == expected
         assert state.reader.epoch == len(DEATHS) + 1
         assert rows == {at: end for at, (end, _) in state.live.items()}
-        closed, late = offline(TOPIC, chain.sent)
         got = await chain.values("out"), await chain.values("late")
         if guarantee == "exactly_once":
             assert got == (closed, late)
