@@ -28,7 +28,6 @@ from penstock.shared.streams.runtime.instances import (
 )
 from penstock.shared.streams.runtime.queries import (
     QUERY_ROWS_MAX,
-    SLICE_ROWS,
     StoreQuery,
     StoreResponse,
     query_position,
@@ -383,10 +382,14 @@ def test_a_key_that_is_queried_stays_on_disk(kind: str, tmp_path: Path) -> None:
     driver.close()
 
 
+SLICE_ROWS = 200
+
+
 @pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("kind", ["session", "tumbling", "table"])
-def test_a_store_is_walked_in_slices(kind: str, on_disk: bool, tmp_path: Path) -> None:
+def test_a_store_is_walked_in_slices(kind: str, on_disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store is read in slices. Rows that are added or removed between two slices cause no duplicate row."""
+    monkeypatch.setattr("penstock.shared.streams.runtime.queries.SLICE_ROWS", SLICE_ROWS)
     builder = StreamsBuilder()
     if kind == "table":
         builder.table("in", name="s")
@@ -412,9 +415,12 @@ def test_a_store_is_walked_in_slices(kind: str, on_disk: bool, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["session", "hopping", "table", "aggregate"])
-def test_rows_in_memory_and_on_disk_are_read_in_slices(kind: str, tmp_path: Path) -> None:
+def test_rows_in_memory_and_on_disk_are_read_in_slices(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One turn reads at most a slice of a store on disk, also if all keys are in memory and have several rows:
     later slices have the rows as they are by then."""
+    monkeypatch.setattr("penstock.shared.streams.runtime.queries.SLICE_ROWS", SLICE_ROWS)
     builder = StreamsBuilder()
     if kind == "table":
         builder.table("in", name="s")
