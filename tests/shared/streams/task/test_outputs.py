@@ -64,6 +64,8 @@ TOPIC, OUT = "clicks", "clicks-out"
 QUICK = {"group.min.session.timeout.ms": "10"}
 KEYS = [f"key-{i}" for i in range(20)]
 SOURCE_PARTITIONS = 2
+PARTITIONS = {OUT: SOURCE_PARTITIONS, f"{OUT}-wider": 5}
+"""The partitions of the results topics: as many as the source has, and another number."""
 KINDS: dict[str, Callable[[Any], Any]] = {
     "session": lambda grouped: grouped.session_window(10, 10_000),  # those of a key are merged, and retracted
     "hopping": lambda grouped: grouped.hopping_window(20, 10, 10_000),
@@ -74,7 +76,9 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 def updates(kind: str, key: str = "string") -> Topology:
     builder = StreamsBuilder()
     grouped = builder.stream(TOPIC, key=key).group_by_key()  # type: ignore[arg-type]
-    KINDS[kind](grouped).aggregate("s", n=Count()).on_update().to(OUT)
+    results = KINDS[kind](grouped).aggregate("s", n=Count()).on_update()
+    for topic in PARTITIONS:
+        results.to(topic)
     return builder.build()
 
 
@@ -100,10 +104,15 @@ async def processed(chain: Chain, records: int) -> None:
         await until(are)
 
 
-async def read(chain: Chain, partitions: int) -> list[ConsumerRecord]:
-    """All that is in the results topic."""
+async def create_outputs(chain: Chain) -> None:
+    async with Admin(chain.kafka) as admin:
+        await admin.create_topics([NewTopic(topic, partitions, 1) for topic, partitions in PARTITIONS.items()])
+
+
+async def read(chain: Chain, topic: str) -> list[ConsumerRecord]:
+    """All that is in a results topic."""
     settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="earliest")
-    partitions_of_output = [TopicPartition(OUT, p) for p in range(partitions)]
+    partitions_of_output = [TopicPartition(topic, p) for p in range(PARTITIONS[topic])]
     found: list[ConsumerRecord] = []
     async with Consumer(chain.kafka, settings) as consumer:
         consumer.assign(partitions_of_output)
@@ -116,15 +125,13 @@ async def read(chain: Chain, partitions: int) -> list[ConsumerRecord]:
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
-@pytest.mark.parametrize("partitions", [SOURCE_PARTITIONS, 5], ids=["as the source", "other than the source"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("key", ["string", "bytes"])
-async def test_updates_are_in_their_source_keys_partition(kind: str, partitions: int, guarantee: str, key: str) -> None:
+async def test_updates_are_in_their_source_keys_partition(kind: str, guarantee: str, key: str) -> None:
     """Results and retractions are in the partition of their source key, by murmur2, so that a key's changes stay in
     order."""
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC, SOURCE_PARTITIONS) as chain:
-        async with Admin(chain.kafka) as admin:
-            await admin.create_topics([NewTopic(OUT, partitions, 1)])
+        await create_outputs(chain)
         async with running(chain.worker(updates(kind, key), processing_guarantee=guarantee)):
             await send(chain, range(0, 90, 30))
             await processed(chain, 60)
@@ -132,34 +139,36 @@ async def test_updates_are_in_their_source_keys_partition(kind: str, partitions:
             await processed(chain, 120)
             await send(chain, range(8, 90, 15))
             await processed(chain, 240)
-        found = await read(chain, partitions)
-    windows = defaultdict(set)
-    for record in found:
-        window = json.loads(record.key or b"")
-        source_key = base64.b64decode(window["key"]) if key == "bytes" else window["key"].encode()
-        assert record.partition == for_key(source_key, partitions)
-        windows[source_key].add((window["start"], record.value is None))
-    assert set(windows) == {key.encode() for key in KEYS}
-    if kind == "session":
-        assert all(any(gone for _, gone in own) for own in windows.values())
+        found = {topic: await read(chain, topic) for topic in PARTITIONS}
+    for topic, records in found.items():
+        windows = defaultdict(set)
+        for record in records:
+            window = json.loads(record.key or b"")
+            source_key = base64.b64decode(window["key"]) if key == "bytes" else window["key"].encode()
+            assert record.partition == for_key(source_key, PARTITIONS[topic])
+            windows[source_key].add((window["start"], record.value is None))
+        assert set(windows) == {key.encode() for key in KEYS}
+        if kind == "session":
+            assert all(any(gone for _, gone in own) for own in windows.values())
 
 
-@pytest.mark.parametrize("partitions", [SOURCE_PARTITIONS, 5], ids=["as the source", "other than the source"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_closed_windows_are_in_their_source_keys_partition(kind: str, partitions: int) -> None:
+async def test_closed_windows_are_in_their_source_keys_partition(kind: str) -> None:
     """A closed window has its source key, and is in that key's partition."""
     builder = StreamsBuilder()
     windows = KINDS[kind](builder.stream(TOPIC).group_by_key())
-    windows.aggregate("s", n=Count()).on_close().to(OUT)
+    results = windows.aggregate("s", n=Count()).on_close()
+    for topic in PARTITIONS:
+        results.to(topic)
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC, SOURCE_PARTITIONS) as chain:
-        async with Admin(chain.kafka) as admin:
-            await admin.create_topics([NewTopic(OUT, partitions, 1)])
+        await create_outputs(chain)
         async with running(chain.worker(builder.build())):
             await send(chain, range(0, 90_000, 30_000))
             await processed(chain, 60)
-        found = await read(chain, partitions)
-    assert {record.key for record in found} == {key.encode() for key in KEYS}
-    assert [r for r in found if r.partition != for_key(r.key or b"", partitions)] == []
+        found = {topic: await read(chain, topic) for topic in PARTITIONS}
+    for topic, records in found.items():
+        assert {record.key for record in records} == {key.encode() for key in KEYS}
+        assert [r for r in records if r.partition != for_key(r.key or b"", PARTITIONS[topic])] == []
 
 
 def test_the_partition_is_set_by_the_source_key_alone() -> None:
