@@ -221,7 +221,7 @@ async def test_pages_have_each_window_once(status: Any, tmp_path: Path) -> None:
         there = await fill(cluster, tmp_path)
         wanted = set().union(*(windows for kind, windows in there.items() if status in ("all", kind)))
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
-        for rows_max in (3, 10, len(wanted), 1_000):
+        for rows_max in (7, len(wanted), 1_000):
             options = WindowQueryOptions(
                 location=ChangelogLocation(kafka, "app", str(tmp_path), {}),
                 store="s",
