@@ -49,7 +49,7 @@ class Delay:
 @dataclass(frozen=True)
 class Fail:
     """Answer with the error `code`. If `partitions` is given, only these fail, and the broker handles all other
-    partitions.
+    partitions. On a request that names none of them the hook does not act.
 
     If `handled`, the broker also carries out the part of the request that fails, like a leader that loses its
     leadership after an append.
@@ -161,11 +161,18 @@ def _failed_topics(request: Request, code: int, partitions: Collection[TopicPart
     return [Message(name=topic, partitions=failed) for topic, failed in rows.items()]
 
 
-def names_any_of(request: Request, partitions: Collection[TopicPartition]) -> bool:
-    """Whether the request names any of the partitions. An OffsetFetch without topics is for all partitions."""
+def is_action_for(action: Action, request: Request) -> bool:
+    """Whether the request names a partition that fails. Any other action is for every request.
+
+    An OffsetFetch without topics is for all partitions, and a response to Metadata may have any partition.
+    """
+    while isinstance(action, Delay) and action.then is not None:
+        action = action.then
+    if not isinstance(action, Fail) or action.partitions is None or request.api is Api.METADATA:
+        return True
     if request.api is Api.OFFSET_FETCH and request.body.topics is None:
         return True
-    return not set(partitions).isdisjoint(request.partitions())
+    return not set(action.partitions).isdisjoint(request.partitions())
 
 
 def without_partitions(request: Request, partitions: Collection[TopicPartition]) -> Request:

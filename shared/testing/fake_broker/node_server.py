@@ -24,8 +24,8 @@ from penstock.shared.testing.fake_broker.faults import (
     Fail,
     Respond,
     failed_response,
+    is_action_for,
     merge_failures,
-    names_any_of,
     without_partitions,
 )
 from penstock.shared.testing.fake_broker.handler_responses import CloseConnection, DelayedResponse, Response
@@ -162,7 +162,7 @@ class NodeServer:
             if isawaitable(action):
                 action = await action
             # A concurrent request may have used up the hook while its action was awaited.
-            if action is not None and control.is_on:
+            if action is not None and control.is_on and is_action_for(action, request):
                 control.count()
                 return action
         return None
@@ -207,8 +207,6 @@ class NodeServer:
                         row.error_code = action.code
                         row.leader_id = NO_LEADER
             return response
-        if action.partitions is not None and not names_any_of(request, action.partitions):
-            return await self._handle_request(request, authenticate)
         failures = failed_response(request, action.code, action.partitions)
         if action.partitions is None and not action.handled:
             response = None
@@ -216,9 +214,7 @@ class NodeServer:
             handled_request = request if action.handled else without_partitions(request, action.partitions or ())
             response = await self._handle_request(handled_request, authenticate)
         if request.api is Api.PRODUCE and request.body.acks == 0:
-            if failures.topics:
-                raise HangUp
-            return None
+            raise HangUp
         return failures if response is None or not hasattr(response, "topics") else merge_failures(response, failures)
 
     async def _handle_request(self, request: Request, authenticate: Callable[[Request], Message]) -> Message | None:

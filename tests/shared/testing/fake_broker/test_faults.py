@@ -270,10 +270,21 @@ async def test_requests_without_the_failing_partition_are_handled_normally(clust
     assert await wire.is_silent()
     async with connected(cluster) as other:
         assert await other.produce(1) == {1: "NONE"}
-    assert decode_response(SUPPORTED_APIS[Api.FETCH], SUPPORTED_APIS[Api.FETCH].max_version, await wire.read())
+    response = decode_response(SUPPORTED_APIS[Api.FETCH], SUPPORTED_APIS[Api.FETCH].max_version, await wire.read())[1]
+    (row,) = response.topics[0].partitions
+    assert (row.error_code, bool(row.records)) == (0, True)
     new = Message(name="new", num_partitions=1, replication_factor=1, assignments=[], configs=[])
     created = await wire.request(Api.CREATE_TOPICS, topics=[new], timeout_ms=1_000, validate_only=False)
     assert created.topics[0].error_code == 0
+
+
+async def test_a_request_without_the_failing_partition_uses_no_hook_up(cluster: FakeCluster, wire: Wire) -> None:
+    """It counts for no hook, and the next hook acts on it, also if the failure would follow a delay."""
+    first = cluster.control(Api.PRODUCE, Delay(1, Fail(ErrorCode.INVALID_RECORD, [TopicPartition("t", 0)])), times=1)
+    second = cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS, [TopicPartition("t", 1)]), times=1)
+    assert await wire.produce(1) == {1: "NOT_ENOUGH_REPLICAS"}
+    assert (first.acted, second.acted) == (0, 1)
+    assert await wire.produce(0) == {0: "INVALID_RECORD"}
 
 
 async def test_acks_zero_is_not_answered(cluster: FakeCluster, wire: Wire) -> None:
