@@ -101,7 +101,7 @@ class ChildProcess:
         try:
             read_end, write_end = os.pipe()
         except OSError as e:
-            raise ConfigError(f"{name} cannot be started: {e.strerror}") from None
+            raise ConfigError(f"{name} cannot be started: {words[0]}: {e.strerror}") from None
         report = os.fdopen(read_end, "rb", buffering=0)
         options = ["--limit-ms", str(orphan_limit_ms), "--report-fd", str(write_end)]
         try:
@@ -112,7 +112,7 @@ class ChildProcess:
             guard = _popen_child([*_GUARD_COMMAND, *options, "--", *words], env, cwd, (*pass_fds, write_end), output)
         except OSError as e:
             report.close()
-            raise ConfigError(f"{name} cannot be started: {e.filename or log_file}: {e.strerror}") from None
+            raise ConfigError(f"{name} cannot be started: {e.filename or log_file or words[0]}: {e.strerror}") from None
         finally:
             os.close(write_end)
         child = cls(name, guard, report, log_file)

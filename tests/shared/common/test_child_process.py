@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -109,6 +110,20 @@ async def test_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
     """A missing command is a ConfigError with its name."""
     with pytest.raises(ConfigError, match="no-such-command: No such file"):
         await ChildProcess.start(["no-such-command"], log_file=tmp_path / "log")
+
+
+@pytest.mark.parametrize("free", range(4))
+async def test_too_few_file_descriptors_are_an_error_with_the_command(free: int) -> None:
+    """The command is named, whichever of its pipes cannot be opened."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    next_descriptor = os.dup(0)
+    os.close(next_descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_descriptor + free, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match="sleep cannot be started: sleep: Too many open files"):
+            await ChildProcess.start(["sleep", "9"], on_line=print)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 async def test_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
