@@ -97,7 +97,7 @@ class WindowSearch:
 
 
 def _queried_time_range(params: StoreQueryParams) -> tuple[int, int]:
-    """Return the first and the last time of the windows to search. A bound that is not given is no limit."""
+    """Return the time range of the query, in ms and inclusive. A bound that is not given is no limit."""
     from_ms = params["from_ms"]
     to_ms = params["to_ms"]
     return EVER_MS[0] if from_ms is None else from_ms, EVER_MS[1] if to_ms is None else to_ms

@@ -18,7 +18,6 @@ from typing import IO, NamedTuple
 
 import msgspec
 import pyarrow
-import pyarrow.compute
 import pyarrow.csv
 
 from penstock.services.local.demo.events import PipelinePlan
@@ -140,6 +139,9 @@ def in_order_of_departure(columns: pyarrow.Table, limit: int | None = None) -> l
 
     Flights with equal times keep the order of `columns`.
     """
+    # The demo's aggregator imports this module, and never sorts flights.
+    import pyarrow.compute
+
     order = pyarrow.compute.sort_indices(departed_minutes(columns))[:limit]
     rows = zip(*(column.to_pylist() for column in columns.take(order).columns), strict=True)
     return [row.encode() for row in map(FlightRow._make, rows)]
@@ -147,7 +149,8 @@ def in_order_of_departure(columns: pyarrow.Table, limit: int | None = None) -> l
 
 def departed_minutes(columns: pyarrow.Table) -> pyarrow.ChunkedArray:
     """Return the time of each flight's actual departure, in minutes; for a cancelled flight, of the scheduled one."""
-    compute = pyarrow.compute
+    import pyarrow.compute as compute
+
     delay = columns["dep_delay"]
     delay = compute.if_else(compute.is_in(delay, pyarrow.array(MISSING)), "0", delay).cast(pyarrow.float64())
     hour = compute.strptime(columns["time_hour"], format="%Y-%m-%dT%H:%M:%SZ", unit="s").cast(pyarrow.int64())
