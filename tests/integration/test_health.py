@@ -172,16 +172,15 @@ async def test_an_unreachable_kafka_is_logged_early(number: int) -> None:
             await daemon.startup()
             await daemon.main_loop()
 
-        working = asyncio.create_task(work())
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+                working = group.create_task(work())
                 while not (lines := [line for line in logged if server in str(line)]):  # noqa: ASYNC110 - it is a list
                     await asyncio.sleep(0.05)
+                assert not working.done()
+                working.cancel()
             assert lines[0]["log_level"] == "warning"
-            assert not working.done()
         finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
             await daemon.shutdown()
 
 

@@ -31,7 +31,8 @@ from penstock.services.producer.daemon import ProducerDaemon
 from penstock.services.producer.settings import ProducerServiceSettings
 from tests.http_client import http_client
 
-NO_KAFKA = {"KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+NO_KAFKA = "127.0.0.1:99"
+"""No other test uses this address: a process logs only once in ten seconds that it cannot reach one."""
 MAX_HEAD_BYTES = 80_000
 CONNECTIONS = 16
 SENDING_S = 0.4
@@ -101,7 +102,7 @@ async def test_memory_is_bounded_under_endless_heads(stack: Stack) -> None:
     """While 16 connections send endless heads, the peak memory grows only within its limit, and the service answers
     others.
     """
-    service = await stack.start(ServiceSpec("producer", NO_KAFKA))
+    service = await stack.start(ServiceSpec("producer", {"KAFKA__BOOTSTRAP_SERVERS": NO_KAFKA}))
     await answering(service.url)
     assert service._child is not None
     pid = service._child.pid
@@ -140,14 +141,14 @@ async def starting(name: str) -> AsyncIterator[str]:
     """Start a service in this process, without Kafka, and yield its URL."""
     settings, make, needed = SERVICES[name]
     [port] = pick("127.0.0.1", 1)
-    kafka, http = {"bootstrap_servers": "127.0.0.1:1"}, {"port": port, "max_head_bytes": MAX_HEAD_BYTES}
+    kafka, http = {"bootstrap_servers": NO_KAFKA}, {"port": port, "max_head_bytes": MAX_HEAD_BYTES}
     daemon = make(settings.model_validate({"kafka": kafka, "http": http, **needed}))
-    startup = asyncio.create_task(daemon.startup())
     try:
-        yield f"http://127.0.0.1:{port}"
+        async with asyncio.TaskGroup() as group:
+            startup = group.create_task(daemon.startup())
+            yield f"http://127.0.0.1:{port}"
+            startup.cancel()
     finally:
-        startup.cancel()
-        await asyncio.gather(startup, return_exceptions=True)
         await daemon.shutdown()
 
 
@@ -169,5 +170,5 @@ async def test_every_service_limits_heads(name: str) -> None:
 async def test_an_aggregator_with_workers_limits_heads(stack: Stack) -> None:
     """The process that serves HTTP for several workers applies http.max_head_bytes, which it reads from a variable."""
     own = {"HTTP__MAX_HEAD_BYTES": str(MAX_HEAD_BYTES), "WORKERS": "2", "TOPOLOGY": AGGREGATOR["topology"]}
-    service = await stack.start(ServiceSpec("aggregator", NO_KAFKA | own))
+    service = await stack.start(ServiceSpec("aggregator", {"KAFKA__BOOTSTRAP_SERVERS": NO_KAFKA} | own))
     await assert_limits_heads(service.url)

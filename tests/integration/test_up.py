@@ -253,5 +253,6 @@ def test_up_and_its_document(printed_rows: dict[str, str], bin: Path, tmp_path: 
     assert (Path(program).name, audit[0]) == ("penstock", "audit")
     settings = AuditSettings.load(audit[1:], program="penstock audit")
     assert settings.kafka.bootstrap_servers == printed_rows["Kafka"]
+    assert (settings.application, settings.lake) == ("penstock", str(tmp_path / ".penstock" / "lake"))
     windows = lines_of(["sessions", *audit[1:]], bin, tmp_path)
     assert {window["status"] for window in windows} == {"closed", "open"}
