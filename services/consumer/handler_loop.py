@@ -294,6 +294,9 @@ class HandlerLoop(RebalanceListener):
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         found = await self._consumer.committed(sorted(partitions - self.scheduler.partitions))
+        if self._stopping:
+            # `stop` has released all partitions, and closed what commits their offsets.
+            return
         for partition, committed in found.items():
             try:
                 self.scheduler.assign(partition, committed)

@@ -512,7 +512,7 @@ class Producer:
         Raises TransactionAborted if a record or offset failed: abort, then repeat the transaction. Raises KafkaTimeout
         `max_block_ms` after the flush, or BrokerError for an unknown response of the coordinator. The outcome is then
         unknown, and the call may be repeated. Raises ProducerFenced. If the call is cancelled during the flush, the
-        transaction stays open.
+        transaction stays open. If it is cancelled later, the outcome is unknown: call it again.
         """
         self._check_usable()
         await self._commit_transaction()

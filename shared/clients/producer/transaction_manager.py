@@ -270,8 +270,9 @@ class Transaction:
         """Go to a state. Raises IllegalState if the table lacks the transition, or the fatal error if there is one."""
         self.check_fatal()
         if target is not TxnState.FATAL_ERROR and target not in TRANSITIONS[self.state]:
+            hint = "; if no commit is running, call commit_transaction again" * (self.state is TxnState.COMMITTING)
             raise IllegalState(
-                f"transactional id {self.transactional_id}: {self.state.name} cannot become {target.name}"
+                f"transactional id {self.transactional_id}: {self.state.name} cannot become {target.name}{hint}"
             )
         self.state = target
 

@@ -181,16 +181,19 @@ class StreamWorker(RebalanceListener):
         """
         if not self._is_started:
             raise IllegalState("the worker is new; call startup() first")
-        # 1. Fetch. The group's callbacks, such as `on_partitions_revoked`, are called in here.
+        # 1. Join the group again if another instance took a partition over in an earlier turn.
+        if self._fenced:
+            await self._rejoin_group()
+        # 2. Fetch. The group's callbacks, such as `on_partitions_revoked`, are called in here.
         await self._poll_records()
         await self._tables.poll()
         async with self._lock:
-            # 2. Handle the outcomes of the background commit and of background restores.
+            # 3. Handle the outcomes of the background commit and of background restores.
             if self._commits.has_ended:
                 await self._handle_ended_commits(await self._commits.settle())
             await self._collect_restored_tasks()
             running = self._tasks.running()
-            # 3. Process the records, then advance the times that do not depend on records.
+            # 4. Process the records, then advance the times that do not depend on records.
             now_ms = self._clock.now_ms() if now_ms is None else now_ms
             _process_waiting_records(running, self._consumer, now_ms, self._time, self._settings.input_buffer_max_bytes)
             _advance_past_transaction_markers(running, self._consumer)
@@ -198,14 +201,11 @@ class StreamWorker(RebalanceListener):
             _advance_idle_tasks(running, self._consumer, self.source_partitions, blocking_ms_max, self._clock)
             _punctuate_wall_clock_of_all(self._owned.values(), now_ms, blocking_ms_max, self._clock)
             self._is_accepted = not self.waits_for
-        # 4. Begin the next commit. It is prepared here, and written in the background of the next turns.
+        # 5. Begin the next commit. It is prepared here, and written in the background of the next turns.
         if self._clock.monotonic_ms() >= self._commit_due_ms:
             await self._begin_commit()
             await self._purge.run()
             self._task_factory.clean()
-        # 5. Another instance has taken a partition over.
-        if self._fenced:
-            await self._rejoin_group()
 
     async def _poll_records(self) -> None:
         """Fetch records, and add them to the inputs of their tasks."""
@@ -344,9 +344,10 @@ class StreamWorker(RebalanceListener):
         async with self._lock:
             await self._close_all_tasks()
         await self._consumer.close()
-        self._fenced = False
         self._consumer = _create_group_member(self._kafka, self._settings, self._registry, self._assignor)
         await self._join_group()
+        # Only now, so that the next turn repeats this if it was cancelled.
+        self._fenced = False
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """Resume suspended tasks whose partitions are assigned again, close the others, and restore the new ones.

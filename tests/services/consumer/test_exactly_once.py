@@ -112,6 +112,27 @@ async def running(
             await runner.stop(2_000)
 
 
+async def test_an_assignment_that_ends_after_the_stop_assigns_nothing(cluster: FakeCluster) -> None:
+    """Otherwise its revocation would open a producer again, which nobody closes."""
+    came, released = asyncio.Event(), asyncio.Event()
+
+    async def hold(_: Request) -> None:
+        came.set()
+        await released.wait()
+
+    async def handle(_: ConsumerRecord) -> None:
+        """Nothing to do."""
+
+    async with running(cluster, handle) as runner:
+        cluster.control(Api.OFFSET_FETCH, hold)
+        assigned = asyncio.create_task(runner.on_partitions_assigned(frozenset({TopicPartition("in", 9)})))
+        await came.wait()
+        await runner.stop(2_000)
+        released.set()
+        await assigned
+        assert runner.scheduler.partitions == frozenset()
+
+
 class Activity:
     """Lets a test wait for requests to the cluster, most of which are heartbeats."""
 

@@ -12,7 +12,7 @@ from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.errors import ConfigError, InconsistentGroupProtocol
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
-from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Request
 from tests.integration.test_stream_worker import Chain, chain_of, running, topology, until, wait_or_raise
 from tests.integration.test_stream_worker_losses import run_until_error
 from tests.shared.clients.cancelled_close import Close, cancel_close_at_each_turn
@@ -159,6 +159,46 @@ async def test_a_worker_neither_polls_nor_closes_with_the_listeners_lock(way: st
                 await loop
             await worker.shutdown()
     assert worker.calls == calls
+
+
+@pytest.mark.parametrize("api", [Api.LEAVE_GROUP, Api.METADATA])
+async def test_a_cancelled_turn_that_joins_again_is_repeated(api: Api) -> None:
+    """The turn is cancelled while the old member leaves, or while the new one connects."""
+    async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC, 1) as chain:
+        worker = chain.worker()
+
+        async def turns() -> None:
+            while True:
+                await worker.run_once()
+
+        async def process_more() -> None:
+            loop = asyncio.create_task(turns())
+            await chain.send(10)
+            await wait_or_raise(loop, chain.wait_processed(worker))
+            loop.cancel()
+            await asyncio.wait([loop])
+
+        await worker.startup()
+        try:
+            await process_more()
+            came, released = asyncio.Event(), asyncio.Event()
+
+            async def hold(_: Request) -> None:
+                came.set()
+                await released.wait()
+
+            held = cluster.control(api, hold)
+            worker._fenced = True
+            turn = asyncio.create_task(worker.run_once())
+            await came.wait()
+            turn.cancel()
+            held.remove()
+            released.set()
+            with pytest.raises(asyncio.CancelledError):
+                await turn
+            await process_more()
+        finally:
+            await worker.shutdown()
 
 
 async def test_a_cancelled_shutdown_leaves_nothing_running() -> None:
