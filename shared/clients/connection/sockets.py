@@ -232,7 +232,8 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
                 self.close(CloseReason.CONNECTION_TIMEOUT)
 
         def stopped_waiting(response: asyncio.Future[Any]) -> None:
-            if response.cancelled():
+            # The timer would keep a closed connection in memory.
+            if response.cancelled() and self.connected():
                 loop.call_at(deadline_s, close_if_unanswered)
 
         response.add_done_callback(stopped_waiting)

@@ -123,6 +123,7 @@ class CommitRequestManager:
         self._rejected_since: dict[TopicPartition, float] = {}
         self._rejections: defaultdict[TopicPartition, defaultdict[type[PenstockError], RepeatedFailure]]
         self._rejections = defaultdict(lambda: defaultdict(RepeatedFailure))
+        self._failing = RepeatedFailure()
         """The rejections of each partition since its last successful commit, by class of error, to log them: a line for
         one error does not report another."""
         self._given_up: dict[TopicPartition, tuple[int, PenstockError]] = {}
@@ -334,6 +335,8 @@ class CommitRequestManager:
                 self._given_up.pop(tp, None)
             if committed:
                 self._on_committed(committed)
+            if error is None and (times := self._failing.succeeded(self._clock.monotonic_ms())) is not None:
+                log.info("commits are answered again", **self._log_fields(), **times)
             if error is not None:
                 self._handle_failed_commit(commit.of(rejected), error)
             elif rejected:
@@ -404,8 +407,12 @@ class CommitRequestManager:
 
     def _handle_failed_commit(self, commit: Commit, error: PenstockError) -> None:
         self._metrics.commit_failed()
-        log.warning("commit failed", **self._log_fields(), error=type(error).__name__, reason=str(error))
-        if self._is_passing_error(error):
+        is_passing = self._is_passing_error(error)
+        # A passing error is retried about once a second, for as long as an outage lasts.
+        if (times := self._failing.failed(self._clock.monotonic_ms()) if is_passing else {}) is not None:
+            fields = {**self._log_fields(), "error": type(error).__name__, "reason": str(error)}
+            log.warning("commit failed", **fields, **times)
+        if is_passing:
             return
         # After a rebalance the offsets of kept partitions are committed under the new generation, so they stay
         # wanted. Any other lasting error would be repeated.

@@ -192,10 +192,8 @@ class ProducerPartitioner:
                 known.used_ms = now_ms
             elif now_ms - known.used_ms > self._settings.metadata_max_idle_ms and self._connection.unwatch(name):
                 del self._topics[name]
-                # The topic was deleted, or only seems to be: drop its queues, but keep its sequence numbers. The broker
-                # would take a number that is used twice for a duplicate.
-                if self._connection.partitions(name) is None:
-                    self._accumulator.drop(name)
+                # The sequence numbers stay: the broker would take a number that is used twice for a duplicate.
+                self._accumulator.drop(name)
 
     def number_for(
         self, topic: PartitionedTopic, record: ProducerRecord, key: bytes | None, value: bytes | None

@@ -135,7 +135,7 @@ class RecordAccumulator:
         return queue
 
     def drop(self, topic: str) -> None:
-        """Drop the empty queues of a deleted topic."""
+        """Drop the empty queues of a topic that is not used."""
         for tp, queue in list(self._queues.items()):
             if tp.topic == topic and not queue.held and not queue.queued and not queue.out:
                 del self._queues[tp]

@@ -289,6 +289,22 @@ async def test_the_retry_time_of_a_partition_restarts() -> None:
     assert coordinator.committed == {B: at(2)}
 
 
+async def test_a_long_outage_makes_few_log_lines() -> None:
+    """The first failed commit and its end are logged, not each retry."""
+    member = Member(coordinator := Coordinator())
+    coordinator.fates = lambda: "timeout"
+    with capture_logs() as logged:
+        member.later(1, A)
+        await turns()
+        assert len(coordinator.sent) > 5
+        coordinator.fates = lambda: "ok"
+        await turns()
+    assert member.outcomes == [(1, "NoneType")]
+    (first, last) = logged
+    assert (first["event"], first["error"]) == ("commit failed", "KafkaTimeout")
+    assert (last["event"], last["failures"]) == ("commits are answered again", len(coordinator.sent) - 1)
+
+
 async def test_a_partition_is_not_retried_beyond_its_time() -> None:
     """A partition is not retried after its retry time, even if no check ran at that moment. Only the first rejection of
     each kind is logged."""

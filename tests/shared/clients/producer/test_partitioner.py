@@ -341,8 +341,8 @@ async def test_idle_topics_are_left_out_of_the_metadata() -> None:
     assert client._topics == {"t", "idle"}
 
 
-async def test_queues_of_deleted_topics_are_dropped() -> None:
-    """Queues of idle topics that are not in the metadata are dropped. Others stay."""
+async def test_queues_of_idle_topics_are_dropped() -> None:
+    """Queues of idle topics are dropped, also if the topics still exist. The next record makes them again."""
     table = Table(metadata_max_idle_ms=5_000)
     know(table.connection, {"t": {0: 1}, "idle": {0: 1}, "gone": {0: 1, 1: 1}})
     for name in ("idle", "gone"):
@@ -351,6 +351,8 @@ async def test_queues_of_deleted_topics_are_dropped() -> None:
     for now_ms in (1_000, 6_001):
         table.topic("t")
         table.partitioner.forget_idle(now_ms)
+    assert table.accumulator.partitions == 1
+    table.topic("idle")
     assert table.accumulator.partitions == 2
 
 
