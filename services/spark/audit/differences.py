@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 from pyspark.sql import Column as SparkColumn
@@ -45,7 +46,4 @@ def without_idle_partitions(inputs: Inputs, differences: DataFrame) -> DataFrame
 
 def union_of(parts: Sequence[DataFrame]) -> DataFrame:
     """Return the rows of all parts, which have the same columns."""
-    union = parts[0]
-    for more in parts[1:]:
-        union = union.unionByName(more)
-    return union
+    return reduce(DataFrame.unionByName, parts)

@@ -123,9 +123,10 @@ class CommitRequestManager:
         self._rejected_since: dict[TopicPartition, float] = {}
         self._rejections: defaultdict[TopicPartition, defaultdict[type[PenstockError], RepeatedFailure]]
         self._rejections = defaultdict(lambda: defaultdict(RepeatedFailure))
-        self._failing = RepeatedFailure()
         """The rejections of each partition since its last successful commit, by class of error, to log them: a line for
         one error does not report another."""
+        self._failing = RepeatedFailure()
+        """The requests in a row that failed as a whole and are retried."""
         self._given_up: dict[TopicPartition, tuple[int, PenstockError]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -335,14 +336,16 @@ class CommitRequestManager:
                 self._given_up.pop(tp, None)
             if committed:
                 self._on_committed(committed)
-            if error is None and (times := self._failing.succeeded(self._clock.monotonic_ms())) is not None:
-                log.info("commits are answered again", **self._log_fields(), **times)
+            now_ms = self._clock.monotonic_ms()
             if error is not None:
                 self._handle_failed_commit(commit.of(rejected), error)
-            elif rejected:
-                error = self._handle_rejected_offsets(commit, rejected)
             else:
-                self._metrics.committed(self._clock.monotonic_ms() - started_ms)
+                if (times := self._failing.succeeded(now_ms)) is not None:
+                    log.info("commits are answered again", **self._log_fields(), **times)
+                if rejected:
+                    error = self._handle_rejected_offsets(commit, rejected)
+                else:
+                    self._metrics.committed(now_ms - started_ms)
         self._last_error = None if self._is_of_before(commit) else error
         self._stopped_by = self._last_error if self._needs_new_generation(error) else None
         if unsure:
@@ -409,7 +412,8 @@ class CommitRequestManager:
         self._metrics.commit_failed()
         is_passing = self._is_passing_error(error)
         # A passing error is retried about once a second, for as long as an outage lasts.
-        if (times := self._failing.failed(self._clock.monotonic_ms()) if is_passing else {}) is not None:
+        times = self._failing.failed(self._clock.monotonic_ms()) if is_passing else {}
+        if times is not None:
             fields = {**self._log_fields(), "error": type(error).__name__, "reason": str(error)}
             log.warning("commit failed", **fields, **times)
         if is_passing:
