@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import structlog
-from xdist.scheduler import LoadScopeScheduling
 
+from tests.by_file import SPARK_TESTS, ByFile
 from tests.property_tests import register_profiles
 from tests.shared_broker import SharedBroker, running_broker
 
@@ -28,18 +28,10 @@ GC_THRESHOLDS = (20_000, 20, 50)  # Python's thresholds take a twentieth of the 
 register_profiles()
 
 INTEGRATION_TESTS = "tests/integration/"
-SPARK_TESTS = f"{INTEGRATION_TESTS}spark/"
 QUIETED = ("httpx", "httpcore", "uvicorn.access", "py4j")
 """The loggers that a service's logging configuration silences."""
 BOOTSTRAP_SERVERS = "bootstrap_servers"
 BROKER = pytest.StashKey[SharedBroker]()
-
-
-class ByFile(LoadScopeScheduling):
-    """Keeps the tests of a file in one process, and all tests that share a Spark session."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return SPARK_TESTS if nodeid.startswith(SPARK_TESTS) else nodeid.partition("::")[0]
 
 
 class OneName:

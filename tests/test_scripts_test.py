@@ -22,8 +22,19 @@ def test_unsteady():
     before.touch()
     assert again
 """
+HANGING = f"""
+import time
+
+{UNSTEADY.replace("assert again", "time.sleep(0 if again else 60)").replace("unsteady", "hanging")}
+def test_after_it():
+    pass
+"""
 FEW_PROCESSES = """
 import pytest
+from by_file import ByFile
+
+def pytest_xdist_make_scheduler(config, log):
+    return ByFile(config, log)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
@@ -31,6 +42,14 @@ def pytest_cmdline_main(config):
         config.option.numprocesses = 1
 """
 """Processes start slowly, and these tests do not depend on their number."""
+INI = """
+[pytest]
+markers =
+  soak: long
+addopts = -ra
+faulthandler_timeout = 2
+faulthandler_exit_on_timeout = true
+"""
 SOAK = "import pytest\n\n@pytest.mark.soak\ndef test_long():\n    print('ran the long one')\n"
 
 
@@ -39,12 +58,13 @@ def run(folder: Path, *arguments: str, is_first: bool = False, **files: str) -> 
     for name in ("scripts", ".venv/bin", "tests" if is_first else "tests/__pycache__"):
         (folder / name).mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / "test", folder / "scripts" / "test")
+    shutil.copy(ROOT / "tests" / "by_file.py", folder)
     stand_ins = {"scripts/install": "#!/bin/sh\n", ".venv/bin/python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'}
     for name, text in stand_ins.items():
         (folder / name).write_text(text, encoding="utf-8")
         (folder / name).chmod(0o755)
     (folder / ".venv" / "java.env").touch()
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  soak: long\naddopts = -ra\n", encoding="utf-8")
+    (folder / "pytest.ini").write_text(INI, encoding="utf-8")
     (folder / "conftest.py").write_text(FEW_PROCESSES, encoding="utf-8")
     for name, text in files.items():
         (folder / "tests" / f"test_{name}.py").write_text(text, encoding="utf-8")
@@ -75,6 +95,16 @@ def test_an_unsteady_test_is_listed(tmp_path: Path) -> None:
     status, output = run(tmp_path, steady=STEADY, unsteady=UNSTEADY)
     assert status == 0, output
     assert output.rstrip().endswith("alone\ntests/test_unsteady.py::test_unsteady")
+
+
+def test_a_test_that_hangs_ends_after_its_time(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """It fails like any other. The tests after it run."""
+    status, output = run(tmp_path, hanging=HANGING)
+    assert status == 0, output
+    assert "1 failed, 1 passed" in output
+    assert output.rstrip().endswith("alone\ntests/test_hanging.py::test_hanging")
+    assert 0 < float(pytestconfig.getini("faulthandler_timeout")) <= 300
+    assert pytestconfig.getini("faulthandler_exit_on_timeout")
 
 
 def test_a_test_that_fails_twice_fails_the_run(tmp_path: Path) -> None:
