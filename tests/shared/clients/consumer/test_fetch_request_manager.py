@@ -96,14 +96,18 @@ async def test_transient_faults_lose_no_record(fault: Action) -> None:
     async with FakeCluster(nodes=2) as cluster:
         await fill(cluster, 50)
         faults = itertools.cycle([None, fault])
-        control = cluster.control(Api.FETCH, lambda _: next(faults) if control.acted < 3 else None)
+
+        def fail_every_other(request: Request) -> Action | None:
+            return next(faults) if T0 in request.partitions() and control.acted < 3 else None
+
+        control = cluster.control(Api.FETCH, fail_every_other)
         async with Consumer(settings_of(cluster, 500), EARLIEST) as consumer:
             consumer.assign([T0, T1])
             found = await read(consumer, 60, limit=7)
-            while control.acted < 3:
-                found_more = await consumer.poll(50, 7)
-                for tp, columns in found_more.items():
-                    found[tp] += columns.offsets.tolist()
+            async with asyncio.timeout(20):
+                while control.acted < 3:
+                    for tp, columns in (await consumer.poll(50, 7)).items():
+                        found[tp] += columns.offsets.tolist()
             for tp, offsets in (await read(consumer, 100 - sum(map(len, found.values())))).items():
                 found[tp] += offsets
         assert found == {T0: list(range(50)), T1: list(range(50))}
