@@ -209,6 +209,8 @@ class ConfigTransformer:
             if "${" in text:
                 with contextlib.suppress(ConfigError):
                     own[name] |= self._values_of_variables(name, text, plugin)
+            # An error may contain a value's repr.
+            own[name] |= {repr(value)[1:-1]: shown for value, shown in own[name].items()}
         everywhere = {
             value: shown for each in own.values() for value, shown in each.items() if len(value) >= MASKED_LENGTH_MIN
         }

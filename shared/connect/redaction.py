@@ -117,7 +117,7 @@ def secrets_in(name: str, value: str, plugin: type | None) -> dict[str, str]:
     if (shown := redacted_value(name, value, plugin)) == value:
         return {}
     if shown == HIDDEN:
-        return dict.fromkeys((value, value.strip(), repr(value)[1:-1]), shown)
+        return dict.fromkeys((value, value.strip()), shown)
     return {value: shown, **{password: HIDDEN for password in passwords_in(value) if _has_literal_text(password)}}
 
 

@@ -176,6 +176,13 @@ def test_masking_hides_secrets_without_variables() -> None:
     assert mask("pl41n of orders, k3y0") == "[hidden] of orders, [hidden]"
     assert transformer().masking({"password": "pl41n\n"})("bad pl41n") == "bad [hidden]"
     assert mask(f"input_value={'-----BEGIN' + chr(10) + 'MII'!r}") == "input_value='[hidden]'"
+    env = EnvVarConfigProvider({"PASS": r"pl4\1n"})
+    slashed = ConfigTransformer({"env": env}).masking(
+        {"u": r"http://ann:pl\41n@api", "v": "http://ann:${env:PASS}@api"}
+    )
+    for secret in (r"pl\41n", r"pl4\1n"):
+        assert secret not in slashed(f"{secret} {secret!r}")
+        assert repr(secret)[1:-1] not in slashed(f"{secret!r} of {f'http://ann:{secret}@api'!r}")
 
 
 def test_secrets_are_hidden_and_variables_are_not() -> None:
