@@ -120,8 +120,8 @@ class ProcessorContext(Protocol[KForward, VForward]):
         interval stay the same. Names are separate for each node.
 
         Raises ConfigError for an invalid argument, or if another live schedule of the node has the `name`. Raises
-        RecordTooLarge if the task's named schedules do not fit into a commit's progress record. Raises IllegalState
-        outside of a callback, and in `close`.
+        RecordTooLarge if the task's named schedules would take more than three quarters of the bytes that a commit's
+        progress record may have. Raises IllegalState outside of a callback, and in `close`.
         """
         ...
 

@@ -214,8 +214,8 @@ class TaskSchedules:
             known = " or ".join(map(str, PunctuationType))
             raise ConfigError(f"schedule: type must be {known}, got {type_!r}")
         callback = plain("schedule: callback", callback)
-        if name is not None and (not isinstance(name, str) or not name):
-            raise ConfigError(f"schedule: name must be text, got {name!r}")
+        if name is not None and (not isinstance(name, str) or not name or "/" in name):
+            raise ConfigError(f"schedule: name must be text without '/', got {name!r}")
         full_name = None
         grid = None
         restored = None
@@ -304,12 +304,10 @@ class TaskSchedules:
         self._grids_bytes -= _grid_bytes(cancelled.name)
 
     def _node_of_grid(self, grid: str) -> str | None:
-        """Return the node with the longest name that the text of a grid begins with; None if there is none."""
-        while "/" in grid:
-            grid = grid.rpartition("/")[0]
-            if grid in self._source_topics:
-                return grid
-        return None
+        """Return the node in the text of a grid; None if the topology has no such node."""
+        # A node's name may contain "/", a schedule's may not.
+        node = grid.rpartition("/")[0]
+        return node if node in self._source_topics else None
 
 
 def _name_of_grid(grid: str) -> str:

@@ -253,6 +253,7 @@ WRONG: list[tuple[str, Callable[[ProcessorContext], object]]] = [
     ("schedule: type must be .* got None", lambda c: c.schedule(5, None, print)),  # type: ignore[arg-type]
     ("schedule: callback must be callable, got None", lambda c: c.schedule(5, WALL, None)),  # type: ignore[arg-type]
     ("schedule: name must be text", lambda c: c.schedule(5, WALL, print, name=3)),  # type: ignore[arg-type]
+    ("schedule: name must be text without '/'", lambda c: c.schedule(5, WALL, print, name="a/b")),
     ("schedule: start must be", lambda c: c.schedule(5, WALL, print, start=-1)),
     ("schedule: start must be .* time zone", lambda c: c.schedule(5, WALL, print, start=datetime(2026, 1, 1))),
 ]
