@@ -121,6 +121,8 @@ class RowBuilder:
             table = self._settings.table(record.topic)
             group = table, row.columns, row.key, row.is_delete
             if last is None or (last.table, last.names, last.key, last.deletes) != group:
+                if foreign := [name for name in row.columns if not isinstance(name, str)]:
+                    raise DataError(f"{record.coordinates}: the field name {foreign[0]!r} is not text")
                 types = self._column_types(record, row.columns)
                 last = RowsToWrite(table, row.columns, row.key, types, deletes=row.is_delete, first=record.coordinates)
                 groups.append(last)
@@ -171,7 +173,9 @@ class RowBuilder:
         names = self._settings.pk_fields or tuple(given)
         missing = [name for name in names if given.get(name) is None]
         if missing:
-            raise DataError(f"{record.coordinates}: the {what} has no {', '.join(missing)}, of the primary key")
+            raise DataError(
+                f"{record.coordinates}: the {what} has no {', '.join(map(str, missing))}, of the primary key"
+            )
         return {name: given[name] for name in names}
 
     def _column_types(self, record: SinkRecord, names: Iterable[str]) -> dict[str, tuple[str | None, bool]]:
