@@ -329,6 +329,9 @@ class PostgresSourceConnector(SourceConnector):
 
     async def alter_offsets(self, props: Props, offsets: Any) -> bool:
         for partition, offset in offsets:
+            if offset is None:
+                # This deletes it: it may be of another connector that had this name before.
+                continue
             if set(partition) not in ({"protocol", "table"}, {"protocol", "query"}, {"protocol", "slot"}):
                 raise ConnectError(
                     'a partition is {"protocol": "1", "table": …}, {"protocol": "1", "query": "query"} or '

@@ -456,10 +456,12 @@ async def test_a_slot_has_one_reader() -> None:
 
 
 async def test_a_slots_offset_can_be_altered() -> None:
-    """A slot's offset can be altered or deleted; an invalid offset or partition is an error."""
+    """A slot's offset can be altered or deleted; an invalid offset or partition is an error. An offset of another
+    connector can be deleted."""
     connector, slot = PostgresSourceConnector(), {"protocol": "1", "slot": "s_1"}
     assert await connector.alter_offsets(LOGICAL, [(slot, {"lsn": "0/16B3748"}), (slot, None)])
     with pytest.raises(ConnectError, match="is not an offset"):
         await connector.alter_offsets(LOGICAL, [(slot, {"lsn": "here"})])
     with pytest.raises(ConnectError, match="a partition is"):
-        await connector.alter_offsets(LOGICAL, [({"slots": "s_1"}, None)])
+        await connector.alter_offsets(LOGICAL, [({"slots": "s_1"}, {"lsn": "0/16B3748"})])
+    assert await connector.alter_offsets(LOGICAL, [({"filename": "in"}, None)])
