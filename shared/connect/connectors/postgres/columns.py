@@ -258,13 +258,15 @@ def encode_integer(size: int, value: Any) -> bytes:
     Raises DataError if the value is not a whole number, or out of range. The driver's own encoder truncates fractions.
     """
     if type(value) is not int:
-        if not isinstance(value, float | Decimal) or not math.isfinite(value) or value != int(value):
+        is_number = isinstance(value, float | Decimal) and not (isinstance(value, Decimal) and value.is_snan())
+        if not is_number or not math.isfinite(value) or value != int(value):
             raise DataError(f"{value!r:.100} is not a whole number, as an integer column needs")
         value = int(value)
     try:
         return int.to_bytes(value, size, "big", signed=True)
     except OverflowError:
-        raise DataError(f"{value!r:.100} is out of the range of an integer of {size} bytes") from None
+        shown = repr(value) if value.bit_length() < 400 else f"an integer of {value.bit_length()} bits"
+        raise DataError(f"{shown} is out of the range of an integer of {size} bytes") from None
 
 
 def decode_integer(data: bytes) -> int:

@@ -106,6 +106,14 @@ def test_columns_of_the_value_ignore_the_keys_types() -> None:
     assert group.types == {"id": ("integer", True), "n": ("text", False)}
 
 
+@pytest.mark.parametrize("value", [{"n": 1, 2: 3}, {2: None}, None])
+def test_a_map_with_names_that_are_not_text_is_no_row(value: Any) -> None:
+    """A map's keys may have any type, but a column's name is text."""
+    deleting = RowBuilder(RowSettings(pk_mode="record_key", deletes=True))
+    with pytest.raises(DataError, match="t-0@0: the field name 2 is not text"):
+        deleting.build([SinkRecord("t", 0, None, {2 if value is None else "id": 1}, None, value, kafka_offset=0)])
+
+
 def test_a_primary_key_of_the_key_has_the_keys_type() -> None:
     """With `pk.mode=record_key` the primary key has the key's type, whether the key is a primitive or a struct."""
     by_key = RowBuilder(RowSettings(mode="upsert", pk_mode="record_key", pk_fields=("id",), deletes=True))
@@ -216,6 +224,10 @@ def test_an_integer_column_takes_only_whole_numbers_in_its_range(value: Any) -> 
     assert [encode_integer(4, whole) for whole in (-2, -2.0, Decimal("-2.00"))] == [b"\xff\xff\xff\xfe"] * 3
     with pytest.raises(DataError, match=re.escape(repr(value))):
         encode_integer(4, value)
+    with pytest.raises(DataError, match="sNaN"):
+        encode_integer(4, Decimal("sNaN"))
+    with pytest.raises(DataError, match="an integer of 16610 bits"):
+        encode_integer(4, 10**5000)
 
 
 def test_values_of_array_columns_are_not_adapted() -> None:
