@@ -17,6 +17,7 @@ import pwd
 import re
 import shutil
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -218,11 +219,11 @@ def _read_settings_file(file: Path) -> str | None:
 
 
 def _read_jar_member(jar: Path, name: str) -> str | None:
-    """The text of one file in a jar of Maven or Ivy, such as its default settings; None if either is missing."""
+    """The text of one file in a jar of Maven or Ivy, such as its default settings; None if it cannot be read."""
     try:
         with zipfile.ZipFile(jar) as archive:
             return archive.read(name).decode()
-    except (OSError, KeyError, zipfile.BadZipFile, UnicodeDecodeError):
+    except (OSError, KeyError, zipfile.BadZipFile, UnicodeDecodeError, EOFError, RuntimeError, zlib.error):
         return None
 
 

@@ -489,7 +489,10 @@ def test_the_address_of_central_comes_from_ivy(tmp_path: Path) -> None:
     (tmp_path / "ivy-0.jar").write_text("no jar")
     with zipfile.ZipFile(tmp_path / "ivy-2.5.3.jar", "w") as jar:
         properties = "ivy.a = b\nivy.ibiblio.default.artifact.root = https://central.example/maven2/\n"
-        jar.writestr("org/apache/ivy/core/settings/repository.properties", properties)
+        jar.writestr("org/apache/ivy/core/settings/repository.properties", properties, zipfile.ZIP_DEFLATED)
+    written = (tmp_path / "ivy-2.5.3.jar").read_bytes()
+    data_begins = written.index(b"repository.properties") + len("repository.properties")
+    (tmp_path / "ivy-1.jar").write_bytes(written[:data_begins] + b"\xff" + written[data_begins + 1 :])
     assert maven_central(None, tmp_path) == "https://central.example/maven2/"
 
 
