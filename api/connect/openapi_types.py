@@ -56,7 +56,7 @@ class TaskInfo(TypedDict):
 
 
 class InstanceState(TypedDict):
-    """The state of a connector, or of one of its tasks, with the worker that reported it."""
+    """The state of a connector, or of one of its tasks, with the worker that runs it or ran it last."""
 
     state: Annotated[str, Field(examples=["RUNNING"])]
     worker_id: WorkerId

@@ -174,7 +174,7 @@ class Aggregator:
                 del running[partition]
 
     async def find_windows(self, store: str, *, status: Status, **params: Unpack[StoreQueryParams]) -> FoundWindows:
-        """Return the response of `GET /v1/streams/stores/{store}/windows`."""
+        """Return a page of windows for `GET /v1/streams/stores/{store}/windows`."""
         return await self._search.find(self._schema_of_windows(store), status, params)
 
     async def _read_store_of_all_partitions(self, store: str, params: StoreQueryParams) -> Any:

@@ -91,11 +91,11 @@ class RestorePlan(NamedTuple):
         lines = []
         for one in self.back:
             committer = "the application" if one.by_application else "another client"
-            to = f"back to {one.known}" if one.known is not None else "to be read from the beginning, with empty state"
+            to = f"back to {one.known}" if one.known is not None else "to be read from the beginning"
             lines.append(f"{one.at}: {committer} committed {one.committed}: {to}")
         lines += [
             f"{one.at}: committed {one.committed}, the changelog has no position: stays (--start-over {one.at.topic} "
-            "reads the topic's partitions that have none from the beginning, with empty state)"
+            "reads the topic's partitions that have none from the beginning, as if none of their records had been read)"
             for one in self.unknown
         ]
         lines += [

@@ -306,8 +306,9 @@ def vacuum(table: DeltaTable, retention_hours: int) -> None:
     """Remove the files that the table has not needed for `retention_hours`. Raises CompactionConflict or
     LakeUnavailable.
 
-    Files of a failed compaction, which no commit names, are removed once they are older than that. They stay if
-    `retention_hours` is greater than TOMBSTONE_RETENTION_HOURS.
+    Files of a failed compaction, which no commit names, are removed once they are older than that. If
+    `retention_hours` is greater than TOMBSTONE_RETENTION_HOURS, they stay. Other files are then removed only if their
+    removal is still in the table's log or its last checkpoint.
     """
     # Without `enforce_retention_duration`, deltalake accepts less than the table's own retention, by default a week.
     # The settings have a minimum of their own.

@@ -446,7 +446,7 @@ class Fetcher:
     def _handle_fetch_error(
         self, tp: TopicPartition, state: FetcherPartition, code: int, now_ms: float
     ) -> PenstockError | None:
-        """Handle a partition's error in a response. Returns it if it is retried."""
+        """Handle a partition's error in a response. Returns it if it is retriable or unknown, and so is retried."""
         state.back_off(now_ms, self._backoff)
         offset = state.fetch_offset
         error = error_for_code(code, str(tp), f"offset {offset}")

@@ -149,8 +149,8 @@ class Move:
     policy found, or to where a truncated log diverges.
 
     `reason` is why the fetcher reset the position. It is empty for all other moves, also those of `seek_to_beginning`
-    and `seek_to_end`. `replaced` is the position that was no longer valid, or None. If the move `drifts`, the same
-    lookup may find a higher offset later.
+    and `seek_to_end`. `replaced` is the position that was no longer valid, or None. A move `drifts` if its offset
+    was looked up from the end of the log or by a time: the same lookup may find a higher offset later.
     """
 
     position: int

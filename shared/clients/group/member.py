@@ -196,7 +196,7 @@ class Member(ABC):
         return False
 
     def on_failure(self, error: PenstockError, now_ms: int) -> None:
-        """Handle a failed step: retry a retriable error, otherwise `fail`."""
+        """Handle a failed step: after a retriable error join again, with a backoff; otherwise `fail`."""
         if isinstance(error, RetriableError):
             self._schedule_rejoin(now_ms)
         else:

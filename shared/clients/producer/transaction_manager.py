@@ -131,7 +131,10 @@ class SequenceLedger:
         return state
 
     def acknowledged(self, tp: TopicPartition, state: ProducerState, count: int) -> None:
-        """Note that the broker has `count` records under `state`, and so all records before them."""
+        """Note that the broker has the batch of `count` records that begins at `state`, and so all batches before it.
+
+        Does nothing if the partition has another producer id or epoch by now.
+        """
         known = self._partitions.get(tp)
         # An earlier epoch has numbers of its own: its late response says nothing about the current ones.
         if known is None or (known.producer_id, known.epoch) != (state.producer_id, state.epoch):

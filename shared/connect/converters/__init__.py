@@ -1,1 +1,1 @@
-"""The converters that are part of Penstock, with Kafka Connect's names."""
+"""The converters that are part of Penstock, with the class names of Kafka Connect or Confluent."""

@@ -25,7 +25,8 @@ class StaleConfig(ConnectError):
 class NotHere(ConnectError):
     """Another worker must handle the request: the leader, or the worker that runs the connector or task.
 
-    `url` is the address of that worker, or None if it is not known.
+    REST forwards the request to `url`, the address of that worker. The status is 409 if `url` is None (not known), or
+    if the request was already forwarded twice.
     """
 
     def __init__(self, message: str, url: str | None) -> None:

@@ -54,7 +54,8 @@ class StatusReporter:
     def on_event(self, id: Id, event: Event, trace: str | None = None) -> None:
         """Report the status that the event leads to, without waiting for the write. DELETION removes the status.
 
-        The middle of a very long trace is left out.
+        A FAILURE or SHUTDOWN is dropped if another worker has reported in a later generation. The middle of a very long
+        trace is left out.
         """
         if event is Event.DELETION:
             self._statuses.put(Forgotten(id))

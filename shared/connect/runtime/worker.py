@@ -41,7 +41,7 @@ TaskMaker = Callable[[TaskSpec, StatusListener], WorkerTask]
 
 
 class Worker:
-    """Runs connectors and tasks, in one event loop."""
+    """Runs connectors and tasks, in one event loop. `TaskThread` says which methods run in threads."""
 
     def __init__(
         self,

@@ -119,8 +119,9 @@ class GroupAhead(ChangelogHole):
             )
         if unknown:
             parts.append(
-                "--start-over in the command reads a topic's partitions without a position from the beginning, with "
-                "empty state; streams.start_from_group_offsets=true goes on at the committed offsets instead"
+                "--start-over in the command reads a topic's partitions without a position from the beginning, as if "
+                "none of their records had been read; streams.start_from_group_offsets=true goes on at the committed "
+                "offsets instead"
             )
             command += "".join(f" --start-over {topic}" for topic in sorted({one.at.topic for one in unknown}))
         parts.append(
