@@ -64,7 +64,7 @@ class Quantiles(OfField["Sketch"]):
         return merged
 
     def to_columns(self, state: Sketch) -> tuple[ColumnValue, ...]:
-        return (bytes(state.serialize()), msgspec.json.encode(self.result(state)))
+        return (bytes(state.serialize()), b"" if state.is_empty() else msgspec.json.encode(self.result(state)))
 
     def from_columns(self, columns: Sequence[Any]) -> Sketch:
         from datasketches import kll_doubles_sketch

@@ -22,6 +22,7 @@ from penstock.shared.streams.aggregations.aggregation import (
 )
 from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.aggregations.first_last import First, Last
+from penstock.shared.streams.aggregations.quantiles import Quantiles
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.state.store_builder import StoreBuilder
 from penstock.shared.streams.topology import Topology
@@ -43,12 +44,13 @@ ALL: dict[str, Aggregation[Any]] = {
     "most": Max("x"),
     "mean": Mean("x"),
     "places": CountDistinct("place"),
+    "quantiles": Quantiles("x", [0, 1]),
     "listed": CollectList("place"),
     "first": First("x"),
     "last": Last("place"),
     "own": Aggregate(dict, lambda state, value: {**state, "n": value.i}, lambda a, b: a | b),
 }
-OF_X = ("sum", "least", "most", "mean", "first")
+OF_X = ("sum", "least", "most", "mean", "quantiles", "first")
 
 
 def topology(aggregations: dict[str, Aggregation[Any]]) -> Topology:
@@ -100,6 +102,7 @@ def test_results_are_the_aggregations_own() -> None:
         "most": 2.5,
         "mean": 0.75,
         "places": 2,
+        "quantiles": "[-1.0,2.5]",
         "listed": '["mill","quay"]',
         "first": 2.5,
         "last": '"quay"',
