@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from penstock.shared.clients.consumer import Consumer, RebalanceListener
@@ -285,12 +285,10 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         try:
             provided = await self._call_task(self.task.pre_commit, dict(wanted))
         except Exception as e:
-            # The task may not have flushed the records since the last commit, so they are read again.
             log.error(
                 "offset commit failed, reading again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}")
             )
-            for tp, offset in self.sink_state.pre_commit_failed().items():
-                self._consumer.seek(tp, offset)
+            self._read_again(self.sink_state.assigned)
             self._offset_commit_completed(seqno, e, None)
             return
         # `pre_commit` may have reported errors, which must be handled before the commit.
@@ -302,6 +300,12 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         self._consumer.commit_async(
             offsets, lambda _offsets, error: self._offset_commit_completed(seqno, error, offsets)
         )
+
+    def _read_again(self, partitions: Iterable[TopicPartition]) -> None:
+        """Go back to the last commit in these partitions: the task could not flush the records since then."""
+        offsets = self.sink_state.pre_commit_failed()
+        for tp in offsets.keys() & set(partitions):
+            self._consumer.seek(tp, offsets[tp])
 
     def _offset_commit_completed(
         self, seqno: int, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
@@ -363,7 +367,9 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 self._report_batch()
 
     async def _commit_before_revocation(self, partitions: Partitions) -> None:
-        """Commit before partitions are revoked. If the task cannot flush, their next owner reads the records again."""
+        """Commit before partitions are revoked. If the task cannot flush, their next owner reads the records again, and
+        this task those of the partitions that it keeps.
+        """
         begun = self.sink_state.begin_commit(self._clock.monotonic_ms(), partitions)
         if begun is None:
             return
@@ -371,7 +377,11 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         offsets: dict[TopicPartition, OffsetAndMetadata] = {}
         try:
             await self._reporters.flush()
-            provided = await self._call_task(self.task.pre_commit, dict(wanted))
+            try:
+                provided = await self._call_task(self.task.pre_commit, dict(wanted))
+            except Exception:
+                self._read_again(self.sink_state.assigned.keys() - partitions)
+                raise
             # `pre_commit` may have reported errors, which must be handled before the commit.
             await self._reporters.flush()
             if offsets := self.sink_state.committable(provided or {}):

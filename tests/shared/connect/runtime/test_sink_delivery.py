@@ -29,10 +29,10 @@ def prepared(prepare: Any) -> Iterator[None]:
         RecordingSinkTask.prepare = staticmethod(lambda _task: None)
 
 
-async def produce(run: Running, *values: bytes, topic: str = "t") -> None:
+async def produce(run: Running, *values: bytes, topic: str = "t", partition: int | None = None) -> None:
     async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
         for value in values:
-            await producer.send(topic, value)
+            await producer.send(topic, value, partition=partition)
 
 
 def task() -> RecordingSinkTask:
@@ -123,6 +123,28 @@ async def test_a_task_that_cannot_flush_reads_again() -> None:
             await run.until(lambda: run.cluster.committed(GROUP).get(TP) == OffsetAndMetadata(2))
         assert task().values == ["a", "b", "a", "b"]
         assert run.listener.of(id) == ["startup"]
+
+
+async def test_a_task_that_cannot_flush_in_a_rebalance_reads_again_what_it_keeps() -> None:
+    """The next owner of the revoked partition reads its record again, and the task that of the other partition."""
+    cooperative = {"consumer.override.partition.assignment.strategy": "cooperative-sticky"}
+    async with running(offset_flush_interval_ms="600000") as run:
+        run.cluster.create_topic("two", 2)
+        await produce(run, b"a", topic="two", partition=0)
+        await produce(run, b"b", topic="two", partition=1)
+        id = await run.run(RecordingSink, topics="two", **cooperative)
+        await run.until(lambda: RecordingSinkTask.made and len(task().values) == 2)
+        first = task()
+        first.raising["pre_commit"] = [ValueError("not yet")]
+        name = f"{RecordingSink.__module__}.RecordingSink"
+        props = {"name": "c", "connector.class": name, "topics": "two", **cooperative}
+        second = ConnectorTaskId("c", 1)
+        await run.worker.start_task(TaskSpec(second, props, props), TargetState.STARTED, run.listener)
+        await run.until(lambda: len(first.values) == 3 and len(task().values) == 1)
+        (moved,) = [call[1] for call in first.calls if call[0] == "close"]
+        assert [first.values[2], *task().values] == (["b", "a"] if moved == [0] else ["a", "b"])
+        await run.worker.stop_tasks([id, second])
+        assert {tp.partition: at.offset for tp, at in run.cluster.committed(GROUP).items()} == {0: 1, 1: 1}
 
 
 async def test_an_error_of_close_in_a_rebalance_fails_the_task() -> None:
