@@ -151,7 +151,7 @@ class KafkaSettings(Section):
     sasl_oauth_token_provider: str | None = Field(
         default=None,
         pattern=r"^[\w.]+:[\w.]+$",
-        description="module:function that returns an OAUTHBEARER token",
+        description="module:function that returns an OAUTHBEARER token; it must limit the time of its requests",
     )
     ssl_cafile: NonEmptyPath | None = Field(
         default=None, description="PEM file of the certificate authorities to trust"

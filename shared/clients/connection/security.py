@@ -16,6 +16,7 @@ import logging
 import ssl
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
@@ -28,6 +29,8 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.user_modules import lacks_module
 
 OAUTH_SEPARATOR = "\x01"
+TOKEN_CALLS_MAX = 4
+"""The most calls of a token function at once, if the function is not `async`."""
 SECRET_STRUCTS = (
     admin.SaslAuthenticateRequest_v0,
     admin.SaslAuthenticateRequest_v1,
@@ -94,13 +97,16 @@ def aiokafka_options(kafka_settings: KafkaSettings, client_id: str) -> dict[str,
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
     """Calls the user's function `module:function` for a token, each time a socket is set up.
 
-    The function takes no arguments and returns a str, or an awaitable of one. A function that is not `async` runs in a
-    thread. If the function raises, the connection attempt fails.
+    The function takes no arguments and returns a str, or an awaitable of one. A function that is not `async` runs in
+    one of TOKEN_CALLS_MAX threads, which a call that never ends keeps for ever: the function must limit its time. If
+    the function raises, the connection attempt fails.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._function = _import_token_provider(path)
+        # Calls that hang do not keep the event loop's threads, which all other work shares.
+        self._threads = ThreadPoolExecutor(TOKEN_CALLS_MAX, thread_name_prefix="token")
 
     def __repr__(self) -> str:
         return f"<TokenProvider {self._path}>"
@@ -113,7 +119,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
             token = (
                 self._function()
                 if _is_async_token_provider(self._function)
-                else await asyncio.to_thread(self._function)
+                else await asyncio.get_running_loop().run_in_executor(self._threads, self._function)
             )
             if inspect.isawaitable(token):
                 token = await token

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import queue
 import ssl
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,13 @@ from aiokafka.protocol.admin import SaslAuthenticateRequest_v0
 from pydantic import SecretStr
 
 from penstock.shared.clients.connection.connection import Connection
-from penstock.shared.clients.connection.security import SeenThrough, TokenProvider, aiokafka_options, ssl_context
+from penstock.shared.clients.connection.security import (
+    TOKEN_CALLS_MAX,
+    SeenThrough,
+    TokenProvider,
+    aiokafka_options,
+    ssl_context,
+)
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable, ConfigError
 from penstock.shared.common.settings import KafkaSettings
@@ -27,6 +35,16 @@ threads: list[int] = []
 
 def blocking() -> str:
     threads.append(threading.get_ident())
+    return SECRET
+
+
+hanging_calls: queue.SimpleQueue[None] = queue.SimpleQueue()
+released = threading.Event()
+
+
+def hanging() -> str:
+    hanging_calls.put(None)
+    released.wait()
     return SECRET
 
 
@@ -115,6 +133,19 @@ async def test_token_providers_may_be_sync_or_async() -> None:
     assert threads == [threading.get_ident()]
     assert await TokenProvider(f"{HERE}:blocking").token() == SECRET
     assert threads[1] != threading.get_ident()
+
+
+async def test_token_providers_that_hang_keep_no_other_thread() -> None:
+    """All other calls in threads of the event loop continue."""
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    provider = TokenProvider(f"{HERE}:hanging")
+    calls = [asyncio.ensure_future(provider.token()) for _ in range(TOKEN_CALLS_MAX + 1)]
+    while hanging_calls.qsize() < TOKEN_CALLS_MAX:  # noqa: ASYNC110 - other threads fill it
+        await asyncio.sleep(0)
+    assert await asyncio.to_thread(lambda: 7) == 7
+    released.set()
+    assert await asyncio.gather(*calls) == [SECRET] * (TOKEN_CALLS_MAX + 1)
 
 
 async def test_a_token_provider_that_fails() -> None:
