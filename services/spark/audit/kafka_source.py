@@ -28,7 +28,7 @@ def java_client_properties(kafka: KafkaSettings) -> dict[str, str]:
     """Return the properties of Kafka's Java client, with which Spark's Kafka source reads.
 
     The CA file is passed by its path. A client certificate and its key are passed as PEM text. Raises ConfigError if
-    the file of the certificate or of the key cannot be read.
+    the file of the certificate or of the key cannot be read, or if the key is not PKCS#8.
     """
     properties = {
         "bootstrap.servers": kafka.bootstrap_servers,
@@ -55,10 +55,17 @@ def java_client_properties(kafka: KafkaSettings) -> dict[str, str]:
         properties["ssl.keystore.type"] = "PEM"
         try:
             properties["ssl.keystore.certificate.chain"] = kafka.ssl_certfile.read_text(encoding="utf-8")
-            properties["ssl.keystore.key"] = keyfile.read_text(encoding="utf-8")
+            properties["ssl.keystore.key"] = key = keyfile.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as e:
             raise ConfigError(f"kafka.ssl_certfile or kafka.ssl_keyfile cannot be read: {e}") from None
-        if kafka.ssl_key_password is not None:
+        is_encrypted = "BEGIN ENCRYPTED PRIVATE KEY" in key
+        if not is_encrypted and "BEGIN PRIVATE KEY" not in key:
+            raise ConfigError(
+                f"kafka.ssl_keyfile: {keyfile} has no PKCS#8 key (BEGIN PRIVATE KEY or BEGIN ENCRYPTED PRIVATE KEY), "
+                "and Kafka's Java client reads no other; convert the key with `openssl pkcs8 -topk8`"
+            )
+        # Java would decrypt a key that is not encrypted, and fail.
+        if kafka.ssl_key_password is not None and is_encrypted:
             properties["ssl.key.password"] = kafka.ssl_key_password.get_secret_value()
     return properties
 

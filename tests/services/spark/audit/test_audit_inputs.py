@@ -69,7 +69,7 @@ def test_names_and_passwords_are_javas_as_they_are() -> None:
 def test_java_client_properties(tmp_path: Path) -> None:
     """PEM files and passwords become properties of the Java client, with quotes escaped."""
     for name in ("ca", "cert", "key"):
-        (tmp_path / name).write_text(f"-- {name} --")
+        (tmp_path / name).write_text(f"{name}: BEGIN PRIVATE KEY")
     kafka = KafkaSettings(
         bootstrap_servers="b:1",
         security_protocol="SASL_SSL",
@@ -82,15 +82,31 @@ def test_java_client_properties(tmp_path: Path) -> None:
     )
     got = java_client_properties(kafka)
     assert got["sasl.jaas.config"].endswith('ScramLoginModule required username="ann" password="se\\"cret";')
-    assert (got["ssl.truststore.location"], got["ssl.keystore.key"]) == (str(tmp_path / "ca"), "-- key --")
+    assert (got["ssl.truststore.location"], got["ssl.keystore.key"]) == (
+        str(tmp_path / "ca"),
+        "key: BEGIN PRIVATE KEY",
+    )
     assert java_client_properties(KafkaSettings(bootstrap_servers="b:1"))["security.protocol"] == "PLAINTEXT"
 
 
 def test_a_certificate_file_may_have_the_key(tmp_path: Path) -> None:
     """Without `ssl_keyfile` the key is read from the file of the certificate, as in Penstock's own clients."""
-    (tmp_path / "both").write_text("-- certificate and key --")
+    (tmp_path / "both").write_text(both := "BEGIN CERTIFICATE, BEGIN PRIVATE KEY")
     got = java_client_properties(KafkaSettings(security_protocol="SSL", ssl_certfile=tmp_path / "both"))
-    assert {got["ssl.keystore.certificate.chain"], got["ssl.keystore.key"]} == {"-- certificate and key --"}
+    assert {got["ssl.keystore.certificate.chain"], got["ssl.keystore.key"]} == {both}
+
+
+@pytest.mark.parametrize("kind", ["RSA ", "EC ", "", "ENCRYPTED "])
+def test_a_client_key_is_pkcs8(tmp_path: Path, kind: str) -> None:
+    """Java reads no other form. Its password is passed only for an encrypted key, since Java would use it."""
+    (tmp_path / "both").write_text(f"-----BEGIN CERTIFICATE-----\n-----BEGIN {kind}PRIVATE KEY-----\n")
+    given = {"security_protocol": "SSL", "ssl_certfile": tmp_path / "both", "ssl_key_password": "s3cret"}
+    kafka = KafkaSettings.model_validate(given)
+    if kind in ("RSA ", "EC "):
+        with pytest.raises(ConfigError, match=f"ssl_keyfile: {tmp_path}/both has no PKCS#8 key .*openssl pkcs8"):
+            java_client_properties(kafka)
+    else:
+        assert ("ssl.key.password" in java_client_properties(kafka)) == bool(kind)
 
 
 def test_without_offsets_to_read_no_job_counts_records() -> None:
