@@ -236,12 +236,10 @@ class _Build:
         merged = {**defaults, **props}
         # The group.id of a distributed worker is the workers' own group. Its sinks must not join that.
         merged["group.id"] = sink_group_id(self._id.connector, self._connector)
+        settings = consumer_settings(merged, commit_strategy="none")
         # A revocation may take as long as the connector's last `put` and flush.
-        listener_ms = int(merged.get("max.poll.interval.ms", 300_000))
-        return Consumer(
-            kafka_settings(props),
-            consumer_settings(merged, commit_strategy="none", listener_timeout_ms=listener_ms),
-        )
+        settings = settings.model_copy(update={"listener_timeout_ms": settings.max_poll_interval_ms})
+        return Consumer(kafka_settings(props), settings)
 
     def _topics_to_subscribe(self) -> Sequence[str] | re.Pattern[str]:
         if topics := self._values["topics"]:
