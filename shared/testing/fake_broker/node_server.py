@@ -104,6 +104,7 @@ class NodeServer:
             server.close()
             await self.close_connections()
             await server.wait_closed()
+            self.resume()
 
     async def close_connections(self) -> None:
         """Close every connection. Clients may connect again."""

@@ -417,6 +417,15 @@ async def test_a_paused_node_answers_later(cluster: FakeCluster, wire: Wire) -> 
     assert cluster.end_offset("t") == 1
 
 
+async def test_a_node_that_is_started_again_is_not_paused(cluster: FakeCluster) -> None:
+    """A pause ends with the node, as that of a process."""
+    cluster.pause_node(1)
+    await cluster.stop_node(1)
+    await cluster.start_node(1)
+    async with connected(cluster) as wire:
+        assert await wire.produce() == {0: "NONE"}
+
+
 async def test_a_pause_holds_responses_too(cluster: FakeCluster, wire: Wire) -> None:
     """A response that was pending when the node was paused is sent once it is resumed."""
     gate = asyncio.Event()
