@@ -1,12 +1,12 @@
 """A request's body, chunk by chunk, with limits on the time that it takes.
 
-A request is answered with an error if its client sends nothing for `body_timeout_ms`. Single bytes that arrive slowly
-do not extend the time: a line or an object must end within `body_timeout_ms`. Only time spent waiting for the client
-counts. A buffered body must end within `whole_body_timeout_ms`. Every body is buffered, except NDJSON that is not
-stored atomically, and v3 record streams without Content-Length. When the service shuts down, a deadline applies to all
-incomplete bodies. After the deadline, a request with an incomplete buffered body is answered with 503. Any other
-request is answered for the events read so far. A compressed body is inflated in steps, and all limits on sizes apply to
-the inflated data. Inflating stops when the client has closed the connection.
+Reading ends if the client sends nothing for `body_timeout_ms`. Single bytes that arrive slowly do not extend the time:
+a line or an object must end within `body_timeout_ms`, of which only time spent waiting for the client counts. A
+buffered body must end within `whole_body_timeout_ms`. Every body is buffered, except NDJSON that is not stored
+atomically, and v3 record streams without Content-Length. When the service shuts down, a deadline applies to all
+incomplete bodies. A request whose buffered body is too slow is answered with 408, or with 503 after the deadline. Any
+other request is answered for the events read so far, with the reason why reading ended. A compressed body is inflated
+in steps, and all limits on sizes apply to the inflated data. Inflating stops when the client has closed the connection.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class PunctuationQueue:
 
 
 def grids_bytes_max_of(record_bytes_max: int) -> int:
-    """Return the limit of the bytes that a task's grids take in a progress record: three quarters of its limit.
+    """Return the limit of the bytes that a task's grids take in a progress record: three quarters of the limit for one.
 
     The other quarter is for the offsets, times and store schemas of the topology.
 

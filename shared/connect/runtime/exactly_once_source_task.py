@@ -112,7 +112,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         return len(self._records) - 1
 
     def _last_source_offsets(self) -> dict[bytes, PartitionOffset]:
-        """Return the last offset of each source partition, by `source_partition_key`."""
+        """Return the last offset of each source partition in `_records`, by `source_partition_key`."""
         return {
             source_partition_key(record.source_partition): PartitionOffset(
                 record.source_partition, record.source_offset

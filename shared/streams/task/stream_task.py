@@ -416,7 +416,10 @@ class StreamTask:
             self.needs_commit = True
 
     def take_watermark(self, topic: str, offset: int, watermark: Watermark) -> None:
-        """Take a watermark that was read at this offset of a repartition topic; no node sees it."""
+        """Take a watermark that was read at this offset of a repartition topic; no node sees it.
+
+        A watermark before the topic's position is skipped.
+        """
         # A watermark before the position may be older than the present one of its task.
         if offset >= self.sources.get(topic, -1):
             self.times.take(topic, watermark)
