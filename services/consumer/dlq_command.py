@@ -52,7 +52,7 @@ app = typer.Typer(
 Topic = Annotated[str, typer.Argument(help="the source topic, or its dead-letter topic")]
 Servers = Annotated[str | None, typer.Option("--bootstrap-servers", help="host:port, comma-separated")]
 Config = Annotated[str | None, typer.Option("--config", help="TOML file")]
-DeadLetterTopic = Annotated[str | None, typer.Option(help="default: TOPIC-dlq")]
+DeadLetterTopic = Annotated[str | None, typer.Option(help="default: TOPIC-dlq. If it is shared: only those of TOPIC")]
 Stage = Annotated[DeadLetterStage | None, typer.Option(help="only dead letters of this stage")]
 ExceptionName = Annotated[str | None, typer.Option("--exception", help="only this exception class")]
 Partitions = Annotated[list[int] | None, typer.Option("--partition", help="only this source partition; repeatable")]
@@ -73,7 +73,7 @@ def list_command(
     json: Json = False,
 ) -> None:
     """List dead letters with their reasons, oldest first within each partition."""
-    wanted = dead_letter_filter(stage, exception, partition or ())
+    wanted = dead_letter_filter(stage, exception, partition or (), _source_of(topic, dead_letter_topic))
 
     def is_listed(entry: DeadLetterEntry) -> bool:
         return not (pending and entry.replayed) and (entry.dead_letter is None or wanted(entry.dead_letter))
@@ -108,7 +108,7 @@ def replay_command(
 ) -> None:
     """Send dead letters back to their source topics: raw key and value, original headers and timestamp."""
     target = (topic, dead_letter_topic)
-    wanted = dead_letter_filter(stage, exception, partition or ())
+    wanted = dead_letter_filter(stage, exception, partition or (), _source_of(topic, dead_letter_topic))
     if dry_run:
         entries, _ = _run_dlq_command(
             lambda kafka: _list_dead_letters(
@@ -162,6 +162,11 @@ def find_dead_letter_topic(topic: str, existing: Collection[str]) -> str:
         f"there is no topic {own}: pass the source topic, or its dead-letter topic with --dead-letter-topic "
         f"({f'there are {shown}' if others else f'no topic ends in {topic_names.DEAD_LETTER_SUFFIX}'})"
     )
+
+
+def _source_of(topic: str, dead_letter_topic: str | None) -> str | None:
+    """Return the source topic if it is named beside its dead-letter topic, which other sources may share."""
+    return None if dead_letter_topic in (None, topic) else topic
 
 
 async def _dead_letter_topic_of(kafka: KafkaSettings, topic: str, dead_letter_topic: str | None) -> str:

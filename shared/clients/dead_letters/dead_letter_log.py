@@ -366,8 +366,10 @@ def _finished_ranges(committed: OffsetAndMetadata) -> Ranges:
         return ()
 
 
-def dead_letter_filter(stage: str | None, exception: str | None, source_partitions: Iterable[int] = ()) -> Wanted:
-    """Return a filter of the dead letters in a `DeadLetterLog` by stage, exception class and source partitions.
+def dead_letter_filter(
+    stage: str | None, exception: str | None, source_partitions: Iterable[int] = (), source: str | None = None
+) -> Wanted:
+    """Return a filter of the dead letters in a `DeadLetterLog` by stage, exception class, source partitions and topic.
 
     `exception` is the full name of the class, or the name's last part.
     """
@@ -378,6 +380,7 @@ def dead_letter_filter(stage: str | None, exception: str | None, source_partitio
             (stage is None or dead_letter.stage == stage)
             and (exception is None or exception in (dead_letter.exception, dead_letter.exception.rpartition(".")[2]))
             and (not partitions or dead_letter.record.partition in partitions)
+            and source in (None, dead_letter.record.topic)
         )
 
     return is_wanted_dead_letter

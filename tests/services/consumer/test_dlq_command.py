@@ -101,6 +101,28 @@ async def test_a_dry_run_shows_what_a_replay_sends(capsys: pytest.CaptureFixture
         assert [json.loads(line)["dead_letter"]["offset"] for line in capsys.readouterr().out.splitlines()] == [0, 1]
 
 
+async def test_a_shared_dead_letter_topic_is_replayed_by_source(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the dead letters of the source topic are listed and sent. A later replay sends those of another source."""
+    async with FakeCluster() as cluster:
+        for topic in ("clicks", "views", "all-dlq"):
+            cluster.create_topic(topic, partitions=1)
+        servers = cluster.bootstrap_servers
+        async with Producer(KafkaSettings(bootstrap_servers=servers)) as producer:
+            for topic in ("clicks", "views"):
+                source = ConsumerRecord(topic, 0, 0, 1, b"k", topic.encode())
+                await producer.send_and_wait(
+                    dead_letter_record("all-dlq", DeadLetter(source, "process", "E", "", 1, "g"))
+                )
+        options = ["--dead-letter-topic", "all-dlq", "--bootstrap-servers", servers, "--json"]
+        assert await asyncio.to_thread(main, ["list", "views", *options]) == 0
+        assert [json.loads(line)["topic"] for line in capsys.readouterr().out.splitlines()] == ["views"]
+        for sent, topic in enumerate(("clicks", "views")):
+            assert [len(cluster.records(name)) for name in ("clicks", "views")] == [sent, 0]
+            assert await asyncio.to_thread(main, ["replay", topic, *options]) == 0
+            assert json.loads(capsys.readouterr().out)["sent"] == 1
+        assert [record.value for record in cluster.records("views")] == [b"views"]
+
+
 async def test_a_list_that_is_cut_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
     """With and without --json, standard error names the limit if there are more dead letters."""
     source = ConsumerRecord("clicks", 0, 0, 1, b"k", b"v")
