@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, Self, TypeVar
@@ -632,30 +632,38 @@ class Admin:
     ) -> list[PartitionLag]:
         """Return committed offset, end and lag of each partition the group has committed or is assigned, sorted.
 
-        The end and the lag of a partition without a leader are None.
+        The end and the lag of a partition without a leader are None, and those of a partition that does not exist any
+        more: members may still have it.
         """
         committed = await self.group_offsets(group_id, timeout_ms=timeout_ms)
         members = (await self.describe_group(group_id, timeout_ms=timeout_ms)).members
         partitions = sorted(set(committed).union(*(m.assignment for m in members)))
         if not partitions:
             return []
-        described = await self.describe_topics({tp.topic for tp in partitions}, timeout_ms=timeout_ms)
-        # A lookup of a partition without a leader would be repeated until the timeout.
-        offline = {
-            TopicPartition(t.name, p.partition) for t in described.values() for p in t.partitions if p.leader is None
-        }
-        online = [tp for tp in partitions if tp not in offline]
+        online = await self._partitions_with_leaders(partitions, timeout_ms)
         ends = await self.list_offsets(dict.fromkeys(online, "latest"), isolation_level, timeout_ms=timeout_ms)
         starts = await self.list_offsets(dict.fromkeys(online, "earliest"), timeout_ms=timeout_ms)
         rows = []
         for tp in partitions:
             own = committed[tp].offset if tp in committed else None
-            if tp in offline:
-                rows.append(PartitionLag(tp, own, None, None))
-            else:
+            if tp in online:
                 # Without a commit the lag is counted from the first offset: everything is still to be read.
                 rows.append(PartitionLag(tp, own, ends[tp], max(0, ends[tp] - (starts[tp] if own is None else own))))
+            else:
+                rows.append(PartitionLag(tp, own, None, None))
         return rows
+
+    async def _partitions_with_leaders(
+        self, partitions: Collection[TopicPartition], timeout_ms: int | None
+    ) -> set[TopicPartition]:
+        """Return those of the partitions that have a leader. A lookup of others would be repeated until the timeout."""
+        found = set[TopicPartition]()
+        for topic in (await self._fetch_metadata({tp.topic for tp in partitions}, timeout_ms)).topics:
+            error = error_for_code(topic.error_code, f"topic {topic.name}") if topic.error_code else None
+            if error is not None and not isinstance(error, UnknownTopicOrPartition):
+                raise error
+            found |= {TopicPartition(topic.name, row.partition) for row in topic.partitions if row.leader >= 0}
+        return found & set(partitions)
 
     @one_deadline
     async def alter_group_offsets(

@@ -200,6 +200,22 @@ async def test_a_partition_without_a_leader_has_no_lag() -> None:
             assert lag == [PartitionLag(A, 0, 0, 0), PartitionLag(b, 3, None, None)]
 
 
+async def test_a_deleted_topic_has_no_lag() -> None:
+    """A member may still have its partitions. The others have their lag."""
+    async with FakeCluster() as cluster:
+        for topic in ("t", "gone"):
+            cluster.create_topic(topic)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Admin(kafka) as admin, Consumer(kafka, ConsumerSettings(group_id="g")) as consumer:
+            consumer.subscribe(["t", "gone"])
+            while not consumer.assignment():
+                await consumer.poll(10)
+            await consumer.commit({A: 0})
+            await admin.delete_topics(["gone"])
+            lag = await admin.group_lag("g", timeout_ms=2_000)
+        assert lag == [PartitionLag(TopicPartition("gone", 0), None, None, None), PartitionLag(A, 0, 0, 0)]
+
+
 @pytest.mark.parametrize("to", [-1, -2, -7, True, 1.5, "earlist", "", None, {A: -5}, {A: "x"}, ShiftBy(True)], ids=repr)
 async def test_reset_to_a_negative_time_is_rejected(cluster: FakeCluster, to: Any) -> None:
     """A negative time is rejected before it is sent, because brokers give negative times special meanings."""
