@@ -180,5 +180,8 @@ def _takes_sequence(function: Any, parameter: str) -> bool:
         annotation = inspect.signature(function).parameters[parameter].annotation
     if isinstance(annotation, str):
         return annotation.partition("[")[0].rpartition(".")[2] in _SEQUENCE_NAMES
+    # An alias of `type X = …` (Python 3.12) may name another one.
+    while (aliased := getattr(annotation, "__value__", None)) is not None:
+        annotation = aliased
     origin = get_origin(annotation) or annotation
     return origin in (Iterable, Collection) or (inspect.isclass(origin) and issubclass(origin, Sequence))

@@ -30,6 +30,7 @@ import functools
 from collections.abc import Collection, Iterable, Sequence
 import msgspec
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
+from typing_extensions import TypeAliasType
 
 class Click(msgspec.Struct):
     user: str
@@ -41,6 +42,8 @@ async def many(records: Sequence[ConsumerRecord]) -> None: ...
 async def listed(records: list[ConsumerRecord]) -> None: ...
 async def iterated(records: Iterable[ConsumerRecord]) -> None: ...
 async def collected(records: Collection[Nowhere]) -> None: ...
+Many = TypeAliasType("Many", Sequence[ConsumerRecord])  # in Python 3.12: type Many = Sequence[ConsumerRecord]
+async def aliased(records: Many) -> None: ...
 async def unknown_names(records: Sequence[Nowhere]) -> None: ...
 async def marked(records): ...
 marked.batch = True
@@ -75,6 +78,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ("function", "batch"),
     [
         ("one", False), ("bare", False), ("optional", False), ("many", True), ("listed", True), ("unknown_names", True),
+        ("aliased", True),
         ("marked", True), ("stateful", True), ("stateful.handle", False), ("iterated", True), ("collected", True),
         ("partial", False), ("partial_many", True), ("partial_marked", True),
     ],
