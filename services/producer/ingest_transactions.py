@@ -130,6 +130,11 @@ class KafkaTransactor:
             timeout = KafkaTimeout(f"not committed within ack_timeout_ms={self._settings.ack_timeout_ms}")
             timeout.maybe_written = begun.is_set()
             raise timeout from None
+        except PenstockError as e:
+            if not begun.is_set():
+                # Nothing was sent yet, whatever the default of the error's class is.
+                e.maybe_written = False
+            raise
         finally:
             if not begun.is_set():
                 task.cancel()
@@ -142,12 +147,12 @@ class KafkaTransactor:
 
     async def _store_atomically(self, records: Sequence[ProducerRecord], begun: asyncio.Event) -> Sequence[Outcome]:
         async with self._slots:
-            begun.set()
             if self._idle:
                 producer = self._idle.pop()
             else:
                 self._opened += 1
                 producer = await self._open_producer(f"{self._name}-{self._opened}")
+            begun.set()
             try:
                 result = await send_in_transaction(producer, records)
             except BaseException:

@@ -134,6 +134,26 @@ async def test_a_transaction_that_cannot_begin_stores_nothing() -> None:
         assert values(cluster) == [b"1"]
 
 
+@pytest.mark.parametrize("is_keyed", [False, True])
+async def test_a_producer_that_cannot_be_opened_stores_nothing(is_keyed: bool) -> None:
+    """Then the same request may be sent again."""
+    api, code = (
+        (Api.CREATE_TOPICS, ErrorCode.NOT_CONTROLLER)
+        if is_keyed
+        else (Api.INIT_PRODUCER_ID, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    )
+    async with FakeCluster() as cluster:
+        cluster.create_topic("clicks")
+        kafka = DEFAULT_KAFKA.model_copy(update={"bootstrap_servers": cluster.bootstrap_servers})
+        async with Admin(kafka, timeout_ms=200) as admin:
+            transactor = KafkaTransactor(kafka, ProducerSettings(max_block_ms=200), IngestSettings(), admin)
+            cluster.control(api, Fail(code))
+            with pytest.raises(KafkaTimeout) as failed:
+                await (send_keyed(transactor) if is_keyed else transactor.send_atomic(RECORDS))
+            assert not failed.value.maybe_written
+            await transactor.close(1_000)
+
+
 async def test_the_error_of_a_repeated_request_is_not_unknown() -> None:
     """Its key was looked up, and is not stored."""
     async with transacting() as (cluster, transactor):
