@@ -245,7 +245,7 @@ class KafkaDeadLetters:
         Raises InvalidRequest if `topic` is not a dead-letter or late topic, if `to` is `topic` or a topic that Kafka or
         Penstock writes itself, or if `stage` or `exception` is given for a late topic. Raises UnknownTopicOrPartition
         if one of the two topics does not exist, and InvalidTopic if Kafka does not allow one of the names. Raises also
-        what `DeadLetterLog.replay` raises.
+        what `DeadLetterLog.replay` raises: InvalidRequest if too many records of a partition are left out.
         """
         self._check_dead_letter_topic(topic)
         is_late = topic.endswith(LATE_SUFFIX)

@@ -23,7 +23,7 @@ from penstock.shared.clients.parallel_consumer.commit_metadata import Ranges, de
 from penstock.shared.clients.parallel_consumer.key_scheduler import Execution, KeyScheduler
 from penstock.shared.clients.parallel_consumer.partition_progress import Work
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.errors import DataError, IllegalState, PenstockError
+from penstock.shared.common.errors import DataError, IllegalState, InvalidRequest, PenstockError
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, RecordMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 
@@ -31,7 +31,7 @@ POLL_TIMEOUT_MS = 1_000
 IN_FLIGHT_MAX = 1_000
 """The maximum number of replayed records that are not acknowledged yet."""
 LEFT_OUT_MAX = 100_000
-"""A replay that has left out this many records of one partition raises IllegalState: it keeps each in memory."""
+"""A replay that has left out this many records of one partition raises InvalidRequest: it keeps each in memory."""
 LARGEST_RECORD_BYTES = 64 * 1024 * 1024
 """The largest record that a replay sends. A dead letter was a stored record, so the broker's limit decides."""
 NEVER_MS = 2**62
@@ -193,7 +193,7 @@ class DeadLetterLog:
         Each record that could not be sent counts as failed. If Kafka rejects it (DataError), or if its topic does not
         exist or cannot be used, the replay continues. After any other error, no further batch is read.
 
-        Raises IllegalState if too many records of a partition are left out: LEFT_OUT_MAX, or more than a commit's
+        Raises InvalidRequest if too many records of a partition are left out: LEFT_OUT_MAX, or more than a commit's
         metadata can hold. Raises DataError if the metadata of the last replay's commit is damaged and
         `include_replayed` is False.
         """
@@ -238,12 +238,12 @@ class DeadLetterLog:
                 cause = f". These topics cannot be used: {failed}" if failed else ""
                 match scheduler.paused().get(columns.topic_partition):
                     case "metadata":
-                        raise IllegalState(
+                        raise InvalidRequest(
                             f"{columns.topic_partition}: more dead letters are left out than a commit can remember; "
                             f"replay the earlier ones first{cause}"
                         )
                     case "buffer":
-                        raise IllegalState(
+                        raise InvalidRequest(
                             f"{columns.topic_partition}: {LEFT_OUT_MAX} records or more are left out, including those "
                             f"that are no dead letters; replay or delete the earlier ones first{cause}"
                         )

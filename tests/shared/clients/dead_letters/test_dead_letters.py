@@ -35,7 +35,7 @@ from penstock.shared.clients.dead_letters.dead_letter_log import (
     replay_group,
 )
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.errors import DataError, IllegalState
+from penstock.shared.common.errors import DataError, InvalidRequest
 from penstock.shared.common.records import ConsumerRecord, Headers, OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Request
@@ -260,7 +260,7 @@ async def test_too_many_records_are_left_out(
     monkeypatch.setattr(dead_letter_log, "LEFT_OUT_MAX", 4)
     await write(kafka, dead_letters, others)
     async with DeadLetterLog(kafka, TOPIC) as log, Producer(kafka) as producer:
-        with pytest.raises(IllegalState, match=r"clicks-dlq-0: 4 records"):
+        with pytest.raises(InvalidRequest, match=r"clicks-dlq-0: 4 records"):
             await log.replay(producer, lambda _: False, limit=9)
 
 
@@ -271,7 +271,7 @@ async def test_too_many_records_of_unusable_topics_are_left_out(
     monkeypatch.setattr(dead_letter_log, "LEFT_OUT_MAX", 4)
     await write(kafka, 5, source="gone")
     async with DeadLetterLog(kafka, TOPIC) as log, Producer(kafka, ProducerSettings(max_block_ms=50)) as producer:
-        with pytest.raises(IllegalState, match=r"gone \(UnknownTopicOrPartition\)"):
+        with pytest.raises(InvalidRequest, match=r"gone \(UnknownTopicOrPartition\)"):
             await log.replay(producer, lambda _: True, limit=9)
 
 
