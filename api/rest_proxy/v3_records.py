@@ -65,7 +65,7 @@ class V3Record(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a v3 request, or one object of its stream."""
 
     partition_id: int | None = None
-    headers: list[V3Header] = []
+    headers: list[V3Header] | None = None
     key: V3Data | None = None
     value: V3Data | None = None
     timestamp: str | None = None
@@ -135,7 +135,7 @@ def _decode_v3_record(item: V3Record, topic: str, read_time: ReadTime, latest_ms
         timestamp = read_time("timestamp", item.timestamp, latest_ms)
     key = _decode_key_or_value(item.key, "key")
     value = _decode_key_or_value(item.value, "value")
-    record = ProducerRecord(topic, value, key, _decode_headers(item.headers), item.partition_id, timestamp)
+    record = ProducerRecord(topic, value, key, _decode_headers(item.headers or ()), item.partition_id, timestamp)
     key_type, value_type = (None if data is None else data.type for data in (item.key, item.value))
     return Decoded(record, key_type, value_type)
 

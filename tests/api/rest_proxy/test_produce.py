@@ -168,6 +168,15 @@ async def test_v3_reports_a_record(client: httpx.AsyncClient, producer: Any) -> 
     assert stored.timestamp == 1_717_408_800_000
 
 
+async def test_v3_takes_null_headers(client: httpx.AsyncClient, producer: Any) -> None:
+    """As in REST Proxy, null is the same as no headers."""
+    record = {"headers": None, "value": {"type": "JSON", "data": 1}}
+    assert (await client.post(V3, json=record)).json()["error_code"] == 200
+    batch = await client.post(V3 + ":batch", json={"entries": [{"id": "a", **record}]})
+    assert len(batch.json()["successes"]) == 1
+    assert [r.headers for log in producer.logs["t"] for r in log] == [(), ()]
+
+
 async def test_v3_rejects_a_timestamp_before_the_earliest(client: httpx.AsyncClient, producer: Any) -> None:
     """An explicit timestamp before min_event_time is an error of its record alone, also in a batch."""
     record = {"value": {"type": "JSON", "data": 1}, "timestamp": "1970-01-20T21:03:28Z"}
