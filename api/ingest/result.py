@@ -183,7 +183,9 @@ class IngestResult:
             waits.append(self._popped_retry_after_s)
         if waits:
             return max(waits)
-        may_succeed = self._stop_status != BAD_REQUEST and len(self.errors) < self.max_errors
+        statuses = self._popped_statuses.union(e.status for e in self.errors)
+        is_rejected = self._stop_status == BAD_REQUEST or not statuses.isdisjoint((FORBIDDEN, NOT_FOUND))
+        may_succeed = not is_rejected and len(self.errors) < self.max_errors
         return 1 if self.stopped_at is not None and may_succeed else None
 
     def body(self) -> dict[str, Any]:

@@ -248,6 +248,10 @@ def test_too_many_errors_stop_a_request() -> None:
     result.add_errors([BAD_LINE])
     assert result.must_stop == "there were 3 errors"
     assert result.retry_after_s is None
+    forbidden = IngestResult("line", 2)
+    forbidden.add_outcomes([1], [errors.AuthorizationFailed("no")])
+    forbidden.stop(2, forbidden.must_stop or "")
+    assert (forbidden.status, forbidden.retry_after_s) == (403, None)
     bad = IngestResult("line", 2)
     bad.stop(0, "the length is wrong", 400)
     assert (bad.status, bad.retry_after_s, bad.body()["stopped_at_line"]) == (400, None, 0)
