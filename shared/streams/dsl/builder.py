@@ -313,6 +313,9 @@ class StreamsBuilder:
         require_name("add_store: name", name)
         if name is None:
             raise ConfigError("add_store: a store needs a name")
+        value = without_deserializer(value)
+        if not is_value_type(value):
+            raise ConfigError(f"add_store: value must be a type, got {value!r}: a store has JSON or bytes")
         # Raises ConfigError for a class that cannot be decoded.
         value_deserializer(value)
         self._add_table_store(name, value, key, "")

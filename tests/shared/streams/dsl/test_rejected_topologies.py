@@ -113,6 +113,7 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("value=Plain: msgspec", lambda: StreamsBuilder().table("t", Plain)),
     ("value=Plain: msgspec", lambda: StreamsBuilder().global_table("t", Plain)),
     ("value=Plain: msgspec", lambda: StreamsBuilder().add_store("t", Plain)),
+    ("add_store: value must be a type", lambda: StreamsBuilder().add_store("t", lambda topic, data: data)),
     ("value=list: msgspec cannot decode the class Plain", lambda: StreamsBuilder().stream("t", list[Plain])),
     ("value=Page: msgspec cannot decode the class Plain", lambda: StreamsBuilder().stream("t", Page)),
     ("ErrorHandlers: deserialize must be one of dead_letter", lambda: ErrorHandlers("nope")),  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.shared.common.errors import ConfigError, ProcessingFailed, SchemaMismatch
-from penstock.shared.common.serialization import json_deserializer
+from penstock.shared.common.serialization import json_deserializer, struct_deserializer
 from penstock.shared.streams.aggregations.aggregation import Count, Mean, Sum
 from penstock.shared.streams.dsl.builder import Stream, StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
@@ -408,7 +408,8 @@ class Keeping(Processor):
         self.calls.append("closed")
 
 
-def test_a_values_processor_is_a_whole_processor() -> None:
+@pytest.mark.parametrize("row_type", [str, struct_deserializer(str)])
+def test_a_values_processor_is_a_whole_processor(row_type: Any) -> None:
     """A values processor has stores, schedules, commit and close. It may change keys only outside of `process`."""
     made: list[Keeping] = []
 
@@ -417,7 +418,7 @@ def test_a_values_processor_is_a_whole_processor() -> None:
         return made[-1]
 
     builder = StreamsBuilder()
-    builder.stream("in").process_values(supplier, builder.add_store("rows", str)).to("out")
+    builder.stream("in").process_values(supplier, builder.add_store("rows", row_type)).to("out")
     driver = TopologyTestDriver(builder.build())
     driver.pipe("in", key=b"k", value=b'"a"', timestamp=12)
     assert [(r.key, r.value) for r in driver.read("out")] == [(b"other", b"12"), (b"k", b'"a"')]
