@@ -109,7 +109,9 @@ class BatchJob:
         self.spark = spark
         self.settings = settings
         self.log = log
-        self.task_options = TaskOptions(settings, str(Path.cwd()))
+        # The tasks restore from the lake, and Spark's executors do not have the AWS_ variables of this process.
+        of_tasks = settings.model_copy(update={"lake_options": settings.storage_options})
+        self.task_options = TaskOptions(of_tasks, str(Path.cwd()))
         self.failed = FailedSteps()
         """The failed steps after the commits of all compactions of the last batch."""
         self.topology = load_topology(settings.topology, settings.topology_options).of_application(settings.application)

@@ -94,6 +94,21 @@ def test_files_of_one_of_several_source_topics_are_rejected(monkeypatch: pytest.
     BatchJob(session, BatchSettings(**common, topology="a:two"), str)
 
 
+def test_the_tasks_have_the_drivers_aws_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They restore from the lake on Spark's executors, which do not have the environment of the driver."""
+    builder = StreamsBuilder()
+    builder.stream("in").to("out")
+    monkeypatch.setattr(batch, "load_topology", lambda name, options: builder.build())
+    options = {"AWS_ENDPOINT_URL": "http://s3"}
+    settings = BatchSettings(application="app", lake="lake", topology="a:b", lake_options=options)
+    session: Any = None
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    job = BatchJob(session, settings, str)
+    monkeypatch.delenv("AWS_REGION")
+    in_task = job.task_options.settings.streams().lake_options
+    assert {name: in_task.get(name) for name in ("AWS_REGION", *options)} == {"AWS_REGION": "eu-west-1", **options}
+
+
 def test_partitions_with_something_to_read_are_planned() -> None:
     """They are read from the tables' offsets, else from the first offset.
 
