@@ -45,7 +45,7 @@ from penstock.shared.common.errors import (
     PenstockError,
     SourceOffsetsMissing,
 )
-from penstock.shared.common.log import configure
+from penstock.shared.common.log import configure, get_logger
 from penstock.shared.common.records import Columns, GroupMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import BatchInput, require_whole_input
@@ -57,6 +57,8 @@ from penstock.shared.streams.task.inputs import TaskInputs, process_input_record
 from penstock.shared.streams.task.metrics import Totals
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology_loading import load_topology
+
+log = get_logger(__name__)
 
 POLL_MS = 500
 POLL_RECORDS = 50_000
@@ -240,13 +242,24 @@ class PartitionBatch:
             await self._changelog.open()
             make = partial(self._task_factory.task, self._partition, None)
             self._task, _ = await self._changelog.take_over(make)
-            yield self
+            try:
+                yield self
+            finally:
+                self._close_task()
             # The driver's next compaction reads the changelog only up to its last stable offset. Before that, it must
             # include the last commit.
-            self._task.close()
             await self._wait_until_commit_stable()
         finally:
             await self._changelog.close()
+
+    def _close_task(self) -> None:
+        """Close the processors if they were initialized. An error is only logged, because the commits stay valid."""
+        if not self._task.is_initialized:
+            return
+        try:
+            self._task.close()
+        except Exception as e:
+            log.error("a task was not closed as it should be", partition=self._partition, reason=str(e), exc_info=e)
 
     def result(self) -> TaskResult:
         """Return the task's result so far."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -44,6 +44,7 @@ from penstock.shared.common.errors import (
     OffsetOutOfRange,
     OutOfOrderSequence,
     PenstockError,
+    ProcessingFailed,
     ProducerFenced,
     SchemaMismatch,
     SourceOffsetsMissing,
@@ -365,6 +366,47 @@ async def test_only_time_that_a_task_waits_for_records_is_limited(
     else:
         await of.read_topics({"in": 2})
     assert committed == ([] if is_too_many else [2])
+
+
+@pytest.mark.parametrize(
+    ("is_initialized", "error", "close_error"),
+    [
+        (True, None, None),
+        (True, ProducerFenced("other attempt"), None),
+        (True, None, ProcessingFailed("close")),
+        (True, ProducerFenced("other attempt"), ProcessingFailed("close")),
+        (False, None, None),
+    ],
+)
+async def test_a_task_closes_the_processors_that_it_initialized(
+    monkeypatch: pytest.MonkeyPatch, is_initialized: bool, error: Exception | None, close_error: Exception | None
+) -> None:
+    """It closes them also after an error. An error of `close` does not fail the task, as its commits stay valid."""
+    calls = list[str]()
+
+    def close() -> None:
+        calls.append("processors")
+        if close_error is not None:
+            raise close_error
+
+    async def call(name: str) -> None:
+        calls.append(name)
+
+    async def take_over(make: object) -> tuple[object, None]:
+        return SimpleNamespace(is_initialized=is_initialized, close=close), None
+
+    of = object.__new__(batch_task.PartitionBatch)
+    of._partition = 0
+    of._task_factory = cast(Any, SimpleNamespace(task=str))
+    changelog = SimpleNamespace(open=lambda: call("open"), take_over=take_over, close=lambda: call("changelog"))
+    of._changelog = cast(Any, changelog)
+    monkeypatch.setattr(of, "_wait_until_commit_stable", lambda: call("stable"))
+    with nullcontext() if error is None else pytest.raises(type(error)):
+        async with of.owned():
+            if error is not None:
+                raise error
+    closed, stable = ["processors"] * is_initialized, ["stable"] * (error is None)
+    assert calls == ["open", *closed, *stable, "changelog"]
 
 
 def task() -> StreamTask:
