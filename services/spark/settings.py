@@ -50,9 +50,17 @@ class JobSettings(CommandSettings):
     @property
     def storage_options(self) -> dict[str, str]:
         """deltalake's storage options: the environment's AWS_… variables, overridden by `lake_options`."""
-        return {name: value for name, value in os.environ.items() if name.startswith("AWS_")} | self.lake_options
+        # Of two names of one option, deltalake takes either at random.
+        own = {_option(name) for name in self.lake_options}
+        variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        return {name: value for name, value in variables.items() if _option(name) not in own} | self.lake_options
 
     @property
     def spark_uris(self) -> tuple[str, ...]:
         """The folders and files that Spark reads and writes, as it names them."""
         return (self.tables,)
+
+
+def _option(name: str) -> str:
+    """Return the option of S3 that a name stands for: `endpoint`, `aws_endpoint` and `AWS_ENDPOINT_URL` are one."""
+    return name.lower().removeprefix("aws_").removesuffix("_url")

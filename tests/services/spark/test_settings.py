@@ -63,6 +63,25 @@ def test_flags_variables_and_defaults(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
+    ("variable", "option"),
+    [
+        ("AWS_REGION", "aws_region"),
+        ("AWS_REGION", "region"),
+        ("AWS_REGION", "AWS_REGION"),
+        ("AWS_ENDPOINT_URL", "endpoint"),
+        ("AWS_ENDPOINT_URL", "aws_endpoint_url"),
+    ],
+)
+def test_lake_options_override_the_environment(monkeypatch: pytest.MonkeyPatch, variable: str, option: str) -> None:
+    """Options from variables are in lower case. Of two names of one option, deltalake would take either at random."""
+    monkeypatch.setenv(variable, "theirs")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    settings = CompactSettings.load([*NEEDED, "--lake-options", f"{option}=own"], environ={})
+    of_test = {name: settings.storage_options.get(name) for name in {variable, option, "AWS_ALLOW_HTTP"}}
+    assert of_test == {variable: None, "AWS_ALLOW_HTTP": "true"} | {option: "own"}
+
+
+@pytest.mark.parametrize(
     ("flags", "named"),
     [
         (["--lake", "x"], "application"),
