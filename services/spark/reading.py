@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.services.compaction_settings import SparkSettings
 from penstock.services.spark.lake_tables import LakeTables
 from penstock.services.spark.merge_on_read import merged_windows
 from penstock.services.spark.spark_session import spark_session
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.lake.location import hadoop_uri, lake_root
 
 
@@ -21,9 +23,16 @@ from penstock.shared.common.lake.location import hadoop_uri, lake_root
 def session(settings: SparkSettings | None = None, lake: str | None = None) -> Iterator[SparkSession]:
     """Yield a Spark session for reading Delta tables with `penstock.spark`, and stop it at the end.
 
-    If `settings` is None, Spark runs on this machine (`local[*]`). Pass `lake` if it is on S3. Raises ConfigError if no
-    suitable Java is found or jars cannot be downloaded, SparkFailed if Spark does not start.
+    If `settings` is None, Spark runs on this machine (`local[*]`). Pass `lake` if it is on S3. Raises ConfigError if
+    this process has a Spark session, if no suitable Java is found or if jars cannot be downloaded, SparkFailed if Spark
+    does not start.
     """
+    # pyspark would return that session, with some of its settings changed, and the end of this context would stop it.
+    if SparkContext._active_spark_context is not None:
+        raise ConfigError(
+            "this process has a Spark session already: if it has Delta's connector, pass it to the functions of "
+            "penstock.spark; otherwise stop it first"
+        )
     # For a lake on S3, Spark loads the connector.
     uris = () if lake is None else (hadoop_uri(lake_root(lake)),)
     with spark_session(settings or SparkSettings(), "penstock.spark", *uris) as spark:

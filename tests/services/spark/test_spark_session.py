@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from pyspark import SparkContext
 
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.compaction_settings import SparkSettings
 from penstock.services.exit_status import ExitStatus
+from penstock.services.spark import reading
 from penstock.services.spark import spark_session as spark
 from penstock.services.spark.batch.batch import BatchFenced, BatchReport
 from penstock.services.spark.batch.settings import BatchSettings
@@ -240,6 +242,16 @@ def test_one_master_that_answers_is_enough() -> None:
     expected = rf"{master} .*spark\.master.*{failure}"
     with pytest.raises(SparkFailed, match=expected), spark_session(SparkSettings(master=master), "test"):
         raise AssertionError("there is no Spark")
+
+
+def test_a_session_for_reading_needs_a_process_without_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyspark would return the session that is there, and the end of the context would stop it."""
+    monkeypatch.setattr(reading, "spark_session", lambda *_: nullcontext("started"))
+    with reading.session() as started:
+        assert started == "started"
+    monkeypatch.setattr(SparkContext, "_active_spark_context", object())
+    with pytest.raises(ConfigError, match="has a Spark session already"), reading.session():
+        raise AssertionError("it took the session over")
 
 
 @pytest.fixture
