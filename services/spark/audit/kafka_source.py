@@ -55,9 +55,10 @@ def java_client_properties(kafka: KafkaSettings) -> dict[str, str]:
         properties["ssl.keystore.type"] = "PEM"
         try:
             properties["ssl.keystore.certificate.chain"] = kafka.ssl_certfile.read_text(encoding="utf-8")
-            properties["ssl.keystore.key"] = key = keyfile.read_text(encoding="utf-8")
+            key = keyfile.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as e:
             raise ConfigError(f"kafka.ssl_certfile or kafka.ssl_keyfile cannot be read: {e}") from None
+        properties["ssl.keystore.key"] = key
         is_encrypted = "BEGIN ENCRYPTED PRIVATE KEY" in key
         if not is_encrypted and "BEGIN PRIVATE KEY" not in key:
             raise ConfigError(
