@@ -174,9 +174,10 @@ class AvroConverter(Converter):
         named: dict[str, Any] = {}
         outer = {name: parse_registered_schema(text) for name, text in references}
         try:
+            # As in Confluent's converter, a default of another type is no error.
             for text in outer.values():
-                self._fastavro.parse_schema(for_fastavro(text), named_schemas=named)
-            made = self._fastavro.parse_schema(for_fastavro(avro), named_schemas=named)
+                self._fastavro.parse_schema(for_fastavro(text), named_schemas=named, _ignore_default_error=True)
+            made = self._fastavro.parse_schema(for_fastavro(avro), named_schemas=named, _ignore_default_error=True)
         except Exception as e:
             # fastavro raises errors of many classes.
             raise DataError(f"not an Avro schema: {type(e).__name__}: {e}") from e

@@ -347,8 +347,10 @@ class _AvroSchemaReader:
         fields = []
         for field in avro["fields"]:
             schema = self.whole(field["type"], inner, depth + 1)
-            if field.get("default") is not None:
-                schema = replace(schema, default=default_from_json(schema, field["default"]))
+            default = field.get("default")
+            # As in Confluent's converter, a default of another type is ignored.
+            if default is not None and _is_default_of(schema, default):
+                schema = replace(schema, default=default_from_json(schema, default))
             fields.append(Field(field["name"], schema))
         self._inside.remove(full)
         self._named[full] = (avro, namespace)

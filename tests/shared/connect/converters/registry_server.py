@@ -79,12 +79,14 @@ class SchemaRegistry:
 
     def _is_avro(self, new: dict[str, Any]) -> bool:
         named: dict[str, Any] = {}
-        # Like Confluent's registry, this one accepts a decimal whose scale is above its precision.
+        # Like Confluent's registry, this one accepts a default of another type, and a decimal whose scale is above its
+        # precision.
         try:
             for reference in new["references"]:
                 id = self.subjects[reference["subject"]][reference["version"] - 1]
-                fastavro.parse_schema(for_fastavro(json.loads(self.schemas[id]["schema"])), named_schemas=named)
-            fastavro.parse_schema(for_fastavro(json.loads(new["schema"])), named_schemas=named)
+                referenced = for_fastavro(json.loads(self.schemas[id]["schema"]))
+                fastavro.parse_schema(referenced, named, _ignore_default_error=True)
+            fastavro.parse_schema(for_fastavro(json.loads(new["schema"])), named, _ignore_default_error=True)
         except Exception:  # any error makes it invalid
             return False
         return True

@@ -247,6 +247,33 @@ async def test_defaults_are_kept(schema: Schema) -> None:
         assert field.schema.default == schema.default
 
 
+async def test_a_default_of_another_type_is_ignored() -> None:
+    """A schema may have a field whose default is of another type. The default is ignored, in both directions."""
+    fields = [
+        ("note", "string", None, "a"),
+        ("tags", {"type": "array", "items": "string"}, None, ["a"]),
+        ("n", "long", "0", 5),
+        ("u", ["null", "long"], "0", 5),
+        ("price", {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}, 0, Decimal("1.50")),
+    ]
+    avro = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": name, "type": of, "default": default} for name, of, default, _ in fields],
+    }
+    value = {name: value for name, _, _, value in fields}
+    async with schema_registry() as registry:
+        registry.add("t-value", avro)
+        made = converter(registry, auto_register_schemas="false", use_latest_version="true")
+        plain = from_avro({**avro, "fields": [{"name": name, "type": of} for name, of, _, _ in fields]})
+        data = await fetching(lambda: made.from_connect_data("t", plain, value))
+        assert await fetching(lambda: made.to_connect_data("t", data)) == (plain, value)
+        made = converter(registry)
+        whole = Schema.struct("a.P", Field("price", Schema(SchemaType.FLOAT64, doc="x", default=0)))
+        data = await fetching(lambda: made.from_connect_data("p", whole, {"price": 1.5}))
+        assert await fetching(lambda: made.to_connect_data("p", data)) == (whole, {"price": 1.5})
+
+
 async def test_a_null_struct_gets_no_defaults() -> None:
     """An optional struct that is null stays null, although its field has a default."""
     inner = Schema.struct("In", Field("left", Schema(SchemaType.INT32, default=7)), optional=True)
