@@ -25,6 +25,7 @@ from penstock.shared.connect.converters.json import DEPTH_MAX
 from penstock.shared.connect.schema import (
     DATE,
     DECIMAL,
+    LOGICAL,
     NO_DEFAULT,
     TIME,
     TIMESTAMP,
@@ -391,7 +392,11 @@ def _connect_enum(avro: dict[str, Any], namespace: str) -> Schema:
 
 
 def _restore_connect_properties(schema: Schema, avro: dict[str, Any]) -> Schema:
-    name = avro.get("connect.name") or LOGICAL_TYPES.get(avro.get("logicalType", "")) or schema.name
+    logical = LOGICAL_TYPES.get(avro.get("logicalType", ""))
+    if logical is not None and LOGICAL[logical][0] is not schema.type:
+        # As Avro requires, a logical type of another Avro type is ignored.
+        logical = None
+    name = avro.get("connect.name") or logical or schema.name
     parameters = dict(schema.parameters) | {str(k): str(v) for k, v in (avro.get("connect.parameters") or {}).items()}
     version = avro.get("connect.version")
     if avro.get("logicalType") == "decimal" and name == DECIMAL:

@@ -274,6 +274,23 @@ async def test_a_default_of_another_type_is_ignored() -> None:
         assert await fetching(lambda: made.to_connect_data("p", data)) == (whole, {"price": 1.5})
 
 
+@pytest.mark.parametrize(
+    ("avro", "schema"),
+    [
+        ({"type": "string", "logicalType": "date"}, STRING),
+        ({"type": "long", "logicalType": "date"}, INT64),
+        ({"type": "long", "logicalType": "time-millis"}, INT64),
+        ({"type": "int", "logicalType": "timestamp-millis"}, INT32),
+        ({"type": "string", "logicalType": "decimal", "precision": 5, "scale": 2}, STRING),
+        ({"type": "int", "logicalType": "date"}, date_schema()),
+        ({"type": "fixed", "name": "F", "size": 4, "logicalType": "decimal", "precision": 64}, decimal_schema(0)),
+    ],
+)
+def test_a_logical_type_of_another_avro_type_is_ignored(avro: Any, schema: Schema) -> None:
+    """As Avro requires, a logical type counts only with the Avro type that carries it."""
+    assert from_avro(avro) == schema
+
+
 async def test_a_null_struct_gets_no_defaults() -> None:
     """An optional struct that is null stays null, although its field has a default."""
     inner = Schema.struct("In", Field("left", Schema(SchemaType.INT32, default=7)), optional=True)
