@@ -293,6 +293,17 @@ def pointed(value: Any, pointer: str) -> Any:
     return value
 
 
+def _offset_at(item: Any, pointer: str) -> Any:
+    """A record's offset. Raises DataError if it has none, as if its offset is null.
+
+    A stored null would make each later request ask for "None", also after restarts.
+    """
+    offset = pointed(item, pointer)
+    if offset is None or isinstance(offset, dict | list):
+        raise DataError(f"there is no offset at {pointer}, but {offset!r:.100}")
+    return offset
+
+
 class HttpSourceTask(SourceTask):
     """Polls one URL."""
 
@@ -359,9 +370,8 @@ class HttpSourceTask(SourceTask):
             found = []
         records = []
         for item in found if isinstance(found, list) else [found]:
-            if (pointer := self._values["http.offset.pointer"]) and not self._advance_offset(
-                item, pointed(item, pointer)
-            ):
+            pointer = self._values["http.offset.pointer"]
+            if pointer and not self._advance_offset(item, _offset_at(item, pointer)):
                 continue
             key = pointed(item, self._values["key.pointer"]) if self._values["key.pointer"] else None
             records.append(

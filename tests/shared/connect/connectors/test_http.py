@@ -291,6 +291,17 @@ def test_null_in_place_of_the_records_is_no_record(offset_pointer: str) -> None:
     assert task._records_of_response(httpx.Response(200, content=b'{"items":null}')) == []
 
 
+@pytest.mark.parametrize("offset", [None, {"at": 1}, []])
+def test_an_offset_that_is_null_or_no_plain_value_is_an_error(offset: object) -> None:
+    """It is not stored: each later request would contain it, also after restarts."""
+    task = HttpSourceTask()
+    task._values = {"records.pointer": "", "http.offset.pointer": "/at", "key.pointer": "", "topic": "t"}
+    task._partition, task._offset, task._written, task._written_now = {}, "0", frozenset(), set()
+    with pytest.raises(DataError, match="there is no offset at /at"):
+        task._records_of_response(httpx.Response(200, json=[{"at": 1}, {"at": offset}]))
+    assert task._offset == 1
+
+
 async def test_an_address_is_polled_page_by_page() -> None:
     """The source's next request contains the offset of the last record, also after a failure,
     and the offset is stored.
