@@ -386,8 +386,18 @@ def value_from_json(schema: Schema | None, json: Any, replace_null: bool = True)
         return _decode_base64(json)
     if schema.type in FLOATS and (type(json) in (int, Decimal) or json in NOT_FINITE.values()):
         return float(json)
+    if schema.type in INTEGER_BITS and type(json) in (float, Decimal):
+        json = _as_integer(json)
     schema.validate(json)
     return json
+
+
+def _as_integer(number: float | Decimal) -> int | float | Decimal:
+    """Return a whole number as an integer: JSON does not distinguish 5.0 from 5. Any other number is returned as it is.
+
+    The limits come first: the integer of a Decimal with a huge exponent would need all memory.
+    """
+    return int(number) if -(1 << 63) <= number < 1 << 63 and number == int(number) else number
 
 
 def _map_from_json(schema: Schema, json: Any, replace_null: bool) -> dict[Any, Any]:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.common.errors import DataError
-from penstock.shared.connect.converters.json import NO_JSON, JsonConverter
+from penstock.shared.connect.converters.json import NO_JSON, JsonConverter, value_from_json
 from penstock.shared.connect.schema import (
     BYTES,
     FLOAT64,
@@ -134,6 +134,8 @@ def test_values_must_be_of_their_schema() -> None:
         converter().to_connect_data("t", maps)
     for kind, payload in (
         ("int8", "300"),
+        ("int8", "300.0"),
+        ("int64", "5.5"),
         ("string", "5"),
         ("boolean", "1"),
         ("bytes", '"?"'),
@@ -142,6 +144,20 @@ def test_values_must_be_of_their_schema() -> None:
     ):
         with pytest.raises(DataError):
             converter().to_connect_data("t", f'{{"schema":{{"type":"{kind}"}},"payload":{payload}}}'.encode())
+
+
+@pytest.mark.parametrize("number", [5.0, Decimal("5.0"), Decimal("0.5E+1")])
+def test_a_whole_number_is_an_integer(number: Any) -> None:
+    """JSON does not distinguish 5.0 from 5, so both are an integer."""
+    value = value_from_json(INT64, number)
+    assert (value, type(value)) == (5, int)
+
+
+@pytest.mark.parametrize("text", ["5.5", "9223372036854775808", "1E+999999999", "1E-999999999"])
+def test_a_decimal_that_is_not_whole_or_too_large_is_no_integer(text: str) -> None:
+    """It is an error, also if its exponent is huge."""
+    with pytest.raises(DataError, match="type INT64"):
+        value_from_json(INT64, Decimal(text))
 
 
 def test_null_becomes_a_default() -> None:
