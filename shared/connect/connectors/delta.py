@@ -111,7 +111,8 @@ class DeltaSinkTask(SinkTask):
         await reporter.report(record, error)
 
     async def flush(self, offsets: Offsets) -> None:
-        """Append the buffered records of these partitions. After a temporary error the worker delivers them again.
+        """Append the buffered records of these partitions. After a temporary error the worker delivers the records of
+        all partitions again.
 
         Records that the table has already are skipped. Records of other partitions stay in the buffer, since their
         offsets are not committed now.
@@ -123,7 +124,9 @@ class DeltaSinkTask(SinkTask):
             fresh = [record for record in mine if record.kafka_offset >= (self._versions.get(record.original_tp) or 0)]
             await self._append_to_delta_table(fresh, {tp: offset.offset for tp, offset in offsets.items()})
         except RetriableError as e:
-            self._begun.update({tp: begun for tp, begun in self._opened.items() if tp in offsets})
+            # The worker reads all partitions again, also those whose offsets are not committed now.
+            self._buffer = []
+            self._begun = dict(self._opened)
             error = self._retries.failed(str(e))
             if not isinstance(error, RetriableError):
                 self._failure = error

@@ -302,6 +302,26 @@ async def test_records_may_be_read_again_after_a_failed_commit(tmp_path: Path) -
         await task.put(records(A, 0, 1))
 
 
+async def test_records_of_kept_partitions_are_read_again_after_a_failed_revocation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the commit of a revoked partition fails, those of the kept ones are delivered again, and are there once."""
+
+    def unavailable(*args: Any) -> None:
+        raise RetriableError("down")
+
+    task = await started(tmp_path, Context(), A, B)
+    await task.put([*records(A, 0, 3), *records(B, 0, 2)])
+    with monkeypatch.context() as patch:
+        patch.setattr(delta, "append_once", unavailable)
+        with pytest.raises(RetriableError):
+            await task.pre_commit(at(a=3))
+    await task.close(frozenset({A}))
+    await task.put(records(B, 0, 2))
+    await task.pre_commit(at(b=2))
+    assert rows(tmp_path) == [0, 1]
+
+
 @pytest.mark.parametrize("other_writer", [False, True])
 async def test_an_append_that_failed_may_be_in_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_writer: bool
