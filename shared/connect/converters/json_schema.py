@@ -12,6 +12,7 @@ True
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -317,7 +318,9 @@ class _JsonSchemaReader:
             parameters=tuple(parameters.items()),
         )
         if json.get("default") is not None:
-            made = replace(made, default=from_json(made, json["default"]))
+            # JSON Schema allows a default of another type. It is ignored, as in Avro.
+            with contextlib.suppress(DataError):
+                made = replace(made, default=from_json(made, json["default"]))
         return made
 
 

@@ -143,6 +143,9 @@ def test_maps_with_other_keys_are_arrays_of_entries() -> None:
         ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "number"}}}, FLOAT64),
         ({"$ref": "other.json#/definitions/a~1b"}, BOOLEAN),
         ({"type": "string", "title": {}, "description": {}, "connect.version": "a"}, STRING),
+        ({"type": "integer", "default": 7.0}, Schema(SchemaType.INT64, default=7)),
+        ({"type": "integer", "default": "0"}, INT64),
+        ({"type": "array", "items": {"type": "string"}, "default": [0]}, Schema.array(STRING)),
         ({}, None),
         ({"type": "object"}, None),
         ({"type": ["object", "null"], "properties": {}, "additionalProperties": True}, None),
@@ -152,7 +155,7 @@ def test_maps_with_other_keys_are_arrays_of_entries() -> None:
     ],
 )
 def test_foreign_schemas_are_converted(json: Any, schema: Schema | None) -> None:
-    """Unions with null, enums, references and free-form objects are converted."""
+    """Unions with null, enums, references, defaults and free-form objects are converted."""
     assert from_json_schema(json, {"other.json": {"definitions": {"a/b": {"type": "boolean"}}}}) == schema
 
 
