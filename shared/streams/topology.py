@@ -54,6 +54,8 @@ class ProcessorNode:
     passes_all: bool = False
     """Whether it forwards every record once and unchanged."""
     global_tables: tuple[str, ...] = ()
+    only_reads: bool = False
+    """Whether it only reads its stores, as a join with a table does."""
 
 
 @dataclass(frozen=True, slots=True)

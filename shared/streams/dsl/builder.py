@@ -1081,7 +1081,7 @@ def _add_global_join(stream: Stream, table: GlobalTable, joiner: Joiner, options
 def _add_table_join(stream: Stream, table: Table, joiner: Joiner, options: JoinOptions) -> Stream:
     require_same_key_types("join", stream._traits.key, table.stream._traits.key)
     supplier = lambda: TableJoin(table.store, joiner, left=options.left)  # noqa: E731
-    node = ProcessorNode(stream._builder._generate_node_name("join"), supplier, (table.store,))
+    node = ProcessorNode(stream._builder._generate_node_name("join"), supplier, (table.store,), only_reads=True)
     stream._builder._topology.add(node, stream._node)
     return stream._derive_stream(node.name, options.value, encode_json, has_deletions=False)
 

@@ -59,7 +59,7 @@ class Edge(NamedTuple):
     entrance: Forward
     """The function that passes a record to the child."""
     reached: tuple[str, ...]
-    """The stores of the child and of the nodes below it."""
+    """The stores that the child and the nodes below it may change."""
     store: str | None
     """The nearest store of the node or of the nodes above it; None if there is none."""
     guarded: bool
@@ -75,9 +75,9 @@ def guarded_edges_of(topology: Topology, name: str, entrances: dict[str, Forward
     edges: list[Edge] = []
     store = _nearest_store(topology, name)
     for child, entrance in entrances.items():
-        reached = _stores_of_node_and_descendants(topology, child)
-        # If a branch with a store rejects a record that a sibling has counted, the record is half counted, so that
-        # branch is not guarded. A branch without a store only loses its output.
+        reached = _stores_changed_from(topology, child)
+        # If a branch that changes a store rejects a record that a sibling has counted, the record is half counted, so
+        # that branch is not guarded. A branch that changes none only loses its output.
         guarded = store is not None or (not reached and any(edge.reached for edge in edges))
         edges.append(Edge(child, entrance, reached, store, guarded))
     return edges
@@ -97,11 +97,11 @@ def _nearest_store(topology: Topology, name: str) -> str | None:
     return None
 
 
-def _stores_of_node_and_descendants(topology: Topology, name: str) -> tuple[str, ...]:
-    names = [name]
-    for one in names:
-        names += [child for child in topology.children[one] if child not in names]
-    return tuple(dict.fromkeys(store for one in names for store in _stores_of_node(topology, one)))
+def _stores_changed_from(topology: Topology, name: str) -> tuple[str, ...]:
+    """Return the stores that the node and the nodes below it may change."""
+    nodes = map(topology.nodes.__getitem__, topology.below(name))
+    changing = [node for node in nodes if isinstance(node, ProcessorNode) and not node.only_reads]
+    return tuple(dict.fromkeys(store for node in changing for store in node.stores))
 
 
 class OutputGuard:

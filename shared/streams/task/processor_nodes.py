@@ -26,7 +26,7 @@ from penstock.shared.common.errors import (
     RecordTooLarge,
 )
 from penstock.shared.common.records import INT64_MAX, Columns, ConsumerRecord, Int64Array, ProducerRecord
-from penstock.shared.streams.operators.tables import TableJoin, TableLookup
+from penstock.shared.streams.operators.tables import TableLookup
 from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from penstock.shared.streams.record import ProcessorRecordContext, Record, checked_record
@@ -155,10 +155,7 @@ class ProcessorNodes:
         table only looks up a row.
         """
         above = map(self.topology.nodes.get, self.topology.above([name]))
-        return any(
-            isinstance(node, ProcessorNode) and node.stores and not isinstance(self.processors[node.name], TableJoin)
-            for node in above
-        )
+        return any(isinstance(node, ProcessorNode) and node.stores and not node.only_reads for node in above)
 
     def writers(self, name: str) -> list[SinkNodeWriter]:
         """Return the writers of the sinks among a node's children."""

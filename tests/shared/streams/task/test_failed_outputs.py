@@ -223,6 +223,24 @@ def test_a_branch_without_a_store_loses_only_its_output() -> None:
     assert (len(driver.read("in-dlq")), driver.store("total").get("k")["n"]) == (1, 1)
 
 
+@pytest.mark.parametrize("kind", ["join", "left_join", "aggregated table", "branch"])
+def test_a_joiner_that_raises_loses_only_its_output(kind: str) -> None:
+    """If an aggregate has counted a record, an error of the joiner of a join with a table is a dead letter of an
+    output: the join changes no store."""
+    builder = StreamsBuilder()
+    stream, rows = builder.stream("in"), builder.table("t")
+    totals = stream.group_by_key().aggregate("total", n=Count())
+    joined = stream.branch(lambda record: True)[0] if kind == "branch" else stream.filter(lambda record: True)
+    join = joined.left_join if kind == "left_join" else joined.join
+    join(totals if kind == "aggregated table" else rows, lambda value, row: value["x"]).to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("t", key=b"k", value=b"{}")
+    for value in (b'{"x":1}', b"{}", b'{"x":2}'):
+        driver.pipe("in", key=b"k", value=value)
+    assert [record.value for record in driver.read("out")] == [b"1", b"2"]
+    assert (len(driver.read("in-dlq")), driver.store("total").get("k")["n"]) == (1, 3)
+
+
 def test_a_rejected_output_discards_earlier_outputs_of_its_record() -> None:
     """An output that is rejected halfway writes nothing."""
 
