@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.records import Columns
+from penstock.shared.common.records import INT64_MAX, Columns
 from penstock.shared.streams.settings import BUFFERED_RECORDS_MAX
 from penstock.shared.streams.task.partition_group import Lags, PartitionGroup
 from penstock.shared.streams.task.stream_task import StreamTask
@@ -72,15 +72,16 @@ class TaskInputs:
         left then, `is_cut` is set.
         """
         self.is_cut = False
+        latest_ms = _latest_ms(self._task, now_ms)
         for group, length in zip(self._groups, self._lengths, strict=True):
             is_ready = partial(self._group_is_ready, group, now_ms, lags)
             if time is None:
                 while is_ready():
-                    self._process_records(group.next_run(), now_ms)
+                    self._process_records(group.next_run(None, latest_ms), now_ms)
             elif len(group):
                 share = time.share()
                 while is_ready():
-                    self._process_run(group, length, share, now_ms)
+                    self._process_run(group, length, share, now_ms, latest_ms)
                     if not share.is_left():
                         # Only records that are ready make the next turn poll without waiting. Others wait for a fetch.
                         self.is_cut |= is_ready()
@@ -89,10 +90,12 @@ class TaskInputs:
     def _group_is_ready(self, group: PartitionGroup, now_ms: int, lags: Lags) -> bool:
         return len(group) > 0 and (len(group.queues) == 1 or group.is_ready(now_ms, lags))
 
-    def _process_run(self, group: PartitionGroup, length: RunLength, share: TimeShare, now_ms: int) -> None:
+    def _process_run(
+        self, group: PartitionGroup, length: RunLength, share: TimeShare, now_ms: int, latest_ms: int
+    ) -> None:
         """Process as many records at once as may fit into the share, and put back the rest."""
         # A batch of columns cannot be left midway, so its length is chosen before.
-        columns = group.next_run(length.records_max)
+        columns = group.next_run(length.records_max, latest_ms)
         before_ms = share.used_ms()
         failed = 1
         try:
@@ -162,12 +165,12 @@ def process_input_records(task: StreamTask, columns: Columns, now_ms: int, has_t
     The limit is the task's `max_future_ms`. For rejected records see `StreamTask.reject`. For `has_time` and the errors
     see `StreamTask.process`.
     """
-    limit = task.max_future_ms
-    if limit is None or columns.timestamps.max() <= now_ms + limit:
+    latest_ms = _latest_ms(task, now_ms)
+    if task.max_future_ms is None or columns.timestamps.max() <= latest_ms:
         task.process(columns, now_ms, has_time)
         return
     start = 0
-    for at in np.flatnonzero(columns.timestamps > now_ms + limit).tolist():
+    for at in np.flatnonzero(columns.timestamps > latest_ms).tolist():
         if at > start:
             task.process(columns[start:at], now_ms, has_time)
             if not has_time():
@@ -175,8 +178,13 @@ def process_input_records(task: StreamTask, columns: Columns, now_ms: int, has_t
         # The record would close every window and make later records late. It is rejected before it advances stream
         # time.
         ahead_ms = int(columns.timestamps[at]) - now_ms
-        message = f"{columns.topic}: the record lies {ahead_ms} ms in the future; max_future_ms={limit}"
+        message = f"{columns.topic}: the record lies {ahead_ms} ms in the future; max_future_ms={task.max_future_ms}"
         task.reject(columns.record(at), DataError(message))
         start = at + 1
     if start < len(columns):
         task.process(columns[start:], now_ms, has_time)
+
+
+def _latest_ms(task: StreamTask, now_ms: int) -> int:
+    """Return the latest time that a record may have; a record with a later one is rejected."""
+    return INT64_MAX if task.max_future_ms is None else now_ms + task.max_future_ms

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from penstock.shared.common.records import Columns
+from penstock.shared.common.records import INT64_MAX, Columns
 
 NEVER_WAIT = -1
 
@@ -109,6 +109,11 @@ class RecordQueue:
             self._sized.clear()
         return columns
 
+    def take_later(self, limit_ms: int, records_max: int | None = None) -> Columns:
+        """As `take_until`, but take the records before the first that is not later than `limit_ms`."""
+        earlier = np.flatnonzero(self._columns[0].timestamps[:records_max] <= limit_ms)
+        return self.take_until(None, int(earlier[0]) if len(earlier) else records_max)
+
     def put_back(self, columns: Columns) -> None:
         """Put back the last of the records that were taken, so that they are next again."""
         # `take_until` dropped the sizes when it emptied the queue.
@@ -169,11 +174,12 @@ class PartitionGroup:
         self._waits_since_ms[topic] = since_ms
         return now_ms - since_ms >= self._max_task_idle_ms
 
-    def next_run(self, records_max: int | None = None) -> Columns:
+    def next_run(self, records_max: int | None = None, latest_ms: int = INT64_MAX) -> Columns:
         """Remove and return the next records: of one partition, from one fetch, at most `records_max`.
 
         The group must be ready. The records end before the first that is later than the next record of another
-        partition. Of equal timestamps, that of the group's first topic goes first.
+        partition. Of equal timestamps, that of the group's first topic goes first. Records later than `latest_ms` are
+        rejected, so their timestamps do not count: they go before all others.
         """
         # PartitionGroup takes one record at a time from the queue with the lowest timestamp. A run has the same order.
         # The order of topics decides between equal timestamps, where the PriorityQueue of Kafka Streams leaves it open,
@@ -182,6 +188,9 @@ class PartitionGroup:
         (_, order, topic), *others = sorted(heads)
         if not others:
             return self.queues[topic].take_until(None, records_max)
+        last_ms, _, last = others[-1]
+        if last_ms > latest_ms:
+            return self.queues[last].take_later(latest_ms, records_max)
         limit_ms, other, _ = others[0]
         return self.queues[topic].take_until(limit_ms if order < other else limit_ms - 1, records_max)
 

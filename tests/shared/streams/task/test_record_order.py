@@ -106,6 +106,17 @@ def test_a_record_too_far_in_the_future_moves_nothing() -> None:
     assert task.metrics.dead_letters_total == 3
 
 
+def test_a_record_too_far_in_the_future_keeps_no_topic_waiting() -> None:
+    """A record that will be rejected has no place in the order of timestamps, so the records behind it keep theirs."""
+    seen: list[tuple[str, int]] = []
+    inputs, task = inputs_of(seen, max_future_ms=100)
+    inputs.add(records("a", 1, 9_999, 3, 150, 9_999))
+    inputs.add(records("b", 2, 9_998, 9_997, 4, 5, 151))
+    inputs.process(50, {"a": 0, "b": 0})
+    assert seen == [("a", 1), ("b", 2), ("a", 3), ("b", 4), ("b", 5), ("a", 150)]
+    assert (task.stream_time_ms, task.sources, task.metrics.dead_letters_total) == (150, {"a": 5, "b": 6}, 5)
+
+
 def slow_inputs(ms: int, seen: list[int], **named: Any) -> tuple[TaskInputs, TurnTime]:
     """A task whose records take `ms` each; `seen` gets their timestamps."""
     clock = ManualClock()
