@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from penstock.shared.common.errors import ConfigError, ProcessingFailed
+from penstock.shared.common.errors import ConfigError, IllegalState, ProcessingFailed
 from penstock.shared.common.records import (
     INT64_MAX,
     AnyHeaders,
@@ -129,7 +129,8 @@ class TopologyTestDriver:
         self.source_log: dict[str, list[ConsumerRecord]] = {topic: [] for topic in topology.source_topics()}
         self.outputs: dict[str, list[ProducerRecord]] = {}
         self.global_tables = {name: GlobalTableRows(node) for name, node in topology.global_tables.items()}
-        self.task: StreamTask
+        self._task: StreamTask | None = None
+        """None after a `crash`."""
         self._inputs: TaskInputs
         self.restore()
 
@@ -160,9 +161,21 @@ class TopologyTestDriver:
             piped.append(ProducerRecord(topic, value, key, timestamp=timestamp))
         self._append_records(piped)
 
+    @property
+    def task(self) -> StreamTask:
+        """The task. Raises IllegalState after a `crash`."""
+        if self._task is None:
+            raise IllegalState("the driver has no task after crash(): call restore() first")
+        return self._task
+
     def advance_wall_clock(self, ms: int) -> None:
-        """Move the wall clock, advance the time of idle topics, and evaluate WALL_CLOCK_TIME schedules."""
+        """Move the wall clock, advance the time of idle topics, and evaluate WALL_CLOCK_TIME schedules.
+
+        After a `crash` only the clock moves.
+        """
         self.clock.advance(ms)
+        if self._task is None:
+            return
         self._advance_idle_time()
         self.task.punctuate_wall_clock(self.clock.now_ms())
         if self.commit_each:
@@ -220,14 +233,15 @@ class TopologyTestDriver:
         }
 
     def crash(self, torn_entries: int = 0) -> None:
-        """Lose the task and its uncommitted work.
+        """Lose the task and its uncommitted work. Records that are piped before the next `restore` wait for it.
 
         With `torn_entries`, the crash happens within a commit: up to that many of its entries reach the changelog, but
         not the progress record that would confirm them.
         """
+        task = self.task
         if torn_entries:
-            self.changelog += self.task.prepare_commit(self.clock.now_ms()).changelog[:-1][:torn_entries]
-        del self.task
+            self.changelog += task.prepare_commit(self.clock.now_ms()).changelog[:-1][:torn_entries]
+        self._task = None
         self.close()
 
     def close(self) -> None:
@@ -239,8 +253,8 @@ class TopologyTestDriver:
         self._local = None
         try:
             # After a crash there is no task, and nothing has called its processors.
-            if hasattr(self, "task") and self.task.not_running_reason is None:
-                self.task.close()
+            if self._task is not None and self._task.not_running_reason is None:
+                self._task.close()
         finally:
             if local is not None:
                 local.close()
@@ -293,7 +307,7 @@ class TopologyTestDriver:
             reader.feed_record(len(self.changelog) - 1, *self.changelog[-1])
             write_restored_rows(reader, self._local, None, schemas)
         task.initialize(self.clock.now_ms())
-        self.task = task
+        self._task = task
         self._inputs = TaskInputs(task)
         self._idle = None if self.idle_timeout_ms is None else Idleness(self.idle_timeout_ms)
         if any(self.source_log.values()):
@@ -336,7 +350,12 @@ class TopologyTestDriver:
             self._process_records()
 
     def _process_records(self) -> None:
-        """Process the records from the task's positions on, as a worker that has fetched all of them in one poll."""
+        """Process the records from the task's positions on, as a worker that has fetched all of them in one poll.
+
+        After a crash there is no task, and `restore` processes them.
+        """
+        if self._task is None:
+            return
         for topic, log in self.source_log.items():
             if records := log[self.task.sources.get(topic, 0) :]:
                 self._inputs.add(Columns.of(records))

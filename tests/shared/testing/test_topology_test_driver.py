@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.shared.common.errors import ConfigError, DataError, ProcessingFailed
+from penstock.shared.common.errors import ConfigError, DataError, IllegalState, ProcessingFailed
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import PROGRESS, TAKEOVER, decode_entry
@@ -90,6 +91,22 @@ def test_a_restore_after_a_crash_continues_from_the_last_commit() -> None:
     assert driver.task.epoch == 2
     assert [(s.start, s.end, s.states) for s in driver.task.stores["s"].rows()] == [(0, 5, [2])]
     assert operations(driver) == b"TLGT"
+
+
+def test_records_that_are_piped_after_a_crash_wait_for_the_restore() -> None:
+    """The clock moves meanwhile. What needs a task is an error."""
+    driver = TopologyTestDriver(sessions())
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=0)
+    driver.crash()
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=5)
+    driver.pipe_columns("in", [(b"a", b"{}", 7)])
+    driver.advance_wall_clock(9)
+    for call in (driver.commit, driver.metrics, driver.crash, partial(driver.store, "s")):
+        with pytest.raises(IllegalState, match="restore"):
+            call()
+    driver.restore()
+    assert driver.clock.now_ms() == 9
+    assert [(s.start, s.end, s.states) for s in driver.task.stores["s"].rows()] == [(0, 7, [3])]
 
 
 @pytest.mark.parametrize("torn", [1, 2, 99])
