@@ -162,17 +162,32 @@ def _failed_topics(request: Request, code: int, partitions: Collection[TopicPart
 
 
 def is_action_for(action: Action, request: Request) -> bool:
-    """Whether the request names a partition that fails. Any other action is for every request.
+    """Whether the request names a partition that fails, or with Metadata a topic. Other actions are for every request.
 
-    An OffsetFetch without topics is for all partitions, and a response to Metadata may have any partition.
+    An OffsetFetch or Metadata without topics (null) is for all of them.
     """
     while isinstance(action, Delay) and action.then is not None:
         action = action.then
-    if not isinstance(action, Fail) or action.partitions is None or request.api is Api.METADATA:
+    if not isinstance(action, Fail):
+        return True
+    if request.api is Api.METADATA:
+        return _asks_for_failing_topic(action, request)
+    if action.partitions is None:
         return True
     if request.api is Api.OFFSET_FETCH and request.body.topics is None:
         return True
     return not set(action.partitions).isdisjoint(request.partitions())
+
+
+def _asks_for_failing_topic(action: Fail, request: Request) -> bool:
+    """Whether a Metadata request asks for a topic that fails, or for all topics."""
+    rows = request.body.topics
+    # In version 0 an empty list asks for all topics, and in later versions null.
+    if rows is None or (not rows and request.version == 0):
+        return True
+    failing = None if action.partitions is None else {tp.topic for tp in action.partitions}
+    # A topic may be named by its id alone.
+    return any(failing is None or row.name is None or row.name in failing for row in rows)
 
 
 def without_partitions(request: Request, partitions: Collection[TopicPartition]) -> Request:

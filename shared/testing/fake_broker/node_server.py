@@ -203,7 +203,8 @@ class NodeServer:
                     topic.error_code = action.code
                     topic.partitions = []
                     continue
-                for row in topic.partitions:
+                # A topic that does not exist has none.
+                for row in getattr(topic, "partitions", ()):
                     if TopicPartition(topic.name, row.partition) in action.partitions:
                         row.error_code = action.code
                         row.leader_id = NO_LEADER

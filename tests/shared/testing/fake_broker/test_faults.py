@@ -214,11 +214,27 @@ async def test_a_partition_of_metadata_can_fail(cluster: FakeCluster, wire: Wire
     """Metadata has an error for the partition that fails, and the other partitions as usual."""
     only = Fail(ErrorCode.LEADER_NOT_AVAILABLE, [TopicPartition("t", 1)], handled=handled)
     cluster.control(Api.METADATA, only)
-    for topics in ([Message(name="t")], None):
-        (topic,) = (await wire.request(Api.METADATA, topics=topics)).topics
+    for topics in ([Message(name="t")], [Message(name="t"), Message(name="none")], None):
+        (topic, *others) = (await wire.request(Api.METADATA, topics=topics)).topics
+        assert [row.error_code for row in others] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * len((topics or [])[1:])
         rows = sorted((row.partition, row.error_code, row.leader_id) for row in topic.partitions)
         assert topic.error_code == ErrorCode.NONE
         assert rows == [(0, ErrorCode.NONE, 1), (1, ErrorCode.LEADER_NOT_AVAILABLE, -1)]
+
+
+@pytest.mark.parametrize("partitions", [None, [TopicPartition("t", 1)]])
+async def test_metadata_of_other_topics_uses_no_hook_up(
+    cluster: FakeCluster, wire: Wire, partitions: list[TopicPartition] | None
+) -> None:
+    """A client first asks for the brokers alone."""
+    cluster.create_topic("u")
+    failing = cluster.control(Api.METADATA, Fail(ErrorCode.LEADER_NOT_AVAILABLE, partitions), times=1)
+    for topics in ([], *([] if partitions is None else [[Message(name="u")]])):
+        assert {row.error_code for row in (await wire.request(Api.METADATA, topics=topics)).topics} <= {ErrorCode.NONE}
+    assert failing.acted == 0
+    (topic,) = (await wire.request(Api.METADATA, topics=[Message(name="t")])).topics
+    codes = [topic.error_code, *(row.error_code for row in topic.partitions)]
+    assert (ErrorCode.LEADER_NOT_AVAILABLE in codes, failing.acted) == (True, 1)
 
 
 async def test_a_handled_request_with_acks_zero_can_fail(cluster: FakeCluster, wire: Wire) -> None:
