@@ -37,6 +37,20 @@ async def test_a_topic_is_created_and_deleted(wire: Wire, name: str) -> None:
     assert await create(wire, name) == "NONE"
 
 
+@pytest.mark.parametrize(
+    ("policy", "code"), [("delete", "NONE"), ("compact,delete", "NONE"), ("compact", "POLICY_VIOLATION")]
+)
+async def test_records_of_a_compacted_topic_cannot_be_deleted(wire: Wire, name: str, policy: str, code: str) -> None:
+    """Unless its old records are deleted, too."""
+    assert await create(wire, name, cleanup_policy=policy) == "NONE"
+    rows = [Message(name=name, partitions=[Message(partition=0, offset=0)])]
+    found = "NOT_LEADER_OR_FOLLOWER"
+    while found in ("NOT_LEADER_OR_FOLLOWER", "UNKNOWN_TOPIC_OR_PARTITION"):
+        response = await wire.request(Api.DELETE_RECORDS, topics=rows, timeout_ms=5_000)
+        found = code_name(response.topics[0].partitions[0].error_code)
+    assert found == code
+
+
 async def test_invalid_topics(wire: Wire, name: str) -> None:
     """Invalid names, counts and configs are errors."""
     assert await create(wire, f"{name}/slash") == "INVALID_TOPIC_EXCEPTION"

@@ -275,6 +275,8 @@ def delete_records(state: ClusterState, request: Request) -> Response:
         if isinstance(partition, ErrorCode):
             return Message(partition=tp.partition, error_code=partition)
         log = partition.log
+        if "delete" not in state.topics[tp.topic].config("cleanup.policy"):
+            return Message(partition=tp.partition, error_code=ErrorCode.POLICY_VIOLATION)
         if not DELETE_TO_END <= row.offset <= log.high_watermark:
             return Message(partition=tp.partition, error_code=ErrorCode.OFFSET_OUT_OF_RANGE)
         log.delete_records(log.high_watermark if row.offset == DELETE_TO_END else row.offset)
