@@ -112,6 +112,9 @@ class ConnectWorkerSettings(GuardedSettings):
 class DoctorSettings(CommandSettings):
     """Checks Kafka, its topics and this machine, and reports problems and how to fix them."""
 
+    # The consumer's topics, in the same file or environment, are others.
+    FLAGS_ONLY = frozenset({"topics"})
+
     log: LogSettings = LogSettings(level="warning")
     kafka: KafkaSettings = KafkaSettings(request_timeout_ms=10_000)
     topics: Names = Field(

@@ -20,7 +20,7 @@ from penstock.services.admin.settings import AdminServiceSettings
 from penstock.services.aggregator.settings import AggregatorSettings, SessionsSettings
 from penstock.services.cli import COMMANDS as CLI
 from penstock.services.consumer.settings import ConsumerServiceSettings
-from penstock.services.local.settings import ConnectWorkerSettings, GatewaySettings, UpSettings
+from penstock.services.local.settings import ConnectWorkerSettings, DoctorSettings, GatewaySettings, UpSettings
 from penstock.services.producer.settings import ProducerServiceSettings
 from penstock.services.spark.audit.settings import AuditSettings
 from penstock.services.spark.compaction.settings import CompactSettings, MaintenanceSettings
@@ -473,6 +473,9 @@ def test_a_filter_of_one_call_comes_from_flags_alone(tmp_path: Path) -> None:
     assert SessionsSettings.load(["--key=a"], environ=environ).key == "a"
     with pytest.raises(ConfigError, match=r"\(--to\)$"):
         SessionsSettings.load(["--to=later"], environ=environ)
+    topics = {"PENSTOCK_TOPICS": "orders"}
+    assert DoctorSettings.load(environ=topics).topics == ()
+    assert DoctorSettings.load(["--topics=a,b"], environ=topics).topics == ("a", "b")
 
 
 def test_the_settings_of_all_commands_need_no_extra() -> None:
