@@ -232,7 +232,7 @@ def _plan_of_csv_replay(key: str, gap: str, grace: str) -> PipelinePlan:
         topology="penstock.services.local.demo.csv_events:csv_topology",
         options={"gap": gap, "grace": grace},
         handler="penstock.services.local.demo.handler:store",
-        unfit="row without a key or a time",
+        unfit="incomplete row",
     )
 
 
@@ -296,7 +296,8 @@ def _open_decompressed_csv(path: Path) -> Iterator[IO[bytes]]:
                 raw = stack.enter_context(lzma.open(raw))
             elif magic.startswith(b"PK\x03\x04"):
                 archive = stack.enter_context(zipfile.ZipFile(raw))
-                names = [name for name in archive.namelist() if not name.endswith("/")]
+                # Of macOS's zips, a second file describes each file.
+                names = [n for n in archive.namelist() if not n.endswith("/") and not n.startswith("__MACOSX/")]
                 if len(names) != 1:
                     raise ConfigError(f"{path}: a zip with one file in it is needed, this one has {len(names)}")
                 raw = stack.enter_context(archive.open(names[0]))

@@ -38,6 +38,7 @@ def write(folder: Path, kind: str, text: str = TEXT) -> Path:
     if kind == "zip":
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("events.csv", data)
+            archive.writestr("__MACOSX/._events.csv", "as macOS writes it")
     else:
         path.write_bytes({"csv": lambda b: b, "gz": gzip.compress, "xz": lzma.compress}[kind](data))
     return path
