@@ -649,6 +649,13 @@ class Consumer(Generic[K, V]):
         position = self.known_position(tp)
         return position is not None and position == self._fetcher.high_watermark(tp)
 
+    def end_age_ms(self, tp: TopicPartition) -> int | None:
+        """Return how long ago the position was known to be the end (`is_at_end`); None if it is not the end.
+
+        It was known when the last fetch that succeeded was sent. If the broker hangs, records may have come since then.
+        """
+        return int(SYSTEM_CLOCK.monotonic_ms() - self._fetcher.answered_ms(tp)) if self.is_at_end(tp) else None
+
     def forget_commits(self) -> None:
         """Drop all pending commits: they are sent neither now nor in the next generation."""
         self._check_usable()

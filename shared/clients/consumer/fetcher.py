@@ -53,13 +53,14 @@ Leader = Callable[[TopicPartition], int | None]
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
     """A fetch request to send: the partitions in order of preference, with their fetch offsets, and the leader epochs
-    of the batches before those offsets (-1 if unknown)."""
+    of the batches before those offsets (-1 if unknown). It is sent at `sent_ms` of the monotonic clock."""
 
     node: int
     wanted: dict[TopicPartition, int]
     max_bytes: int
     max_wait_ms: int
     epochs: dict[TopicPartition, int]
+    sent_ms: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +85,7 @@ class FetcherPartition:
     """One partition that the fetcher reads: its position, its buffer, and its open request."""
 
     __slots__ = (
+        "answered_ms",
         "buffered_bytes",
         "completed_fetches",
         "error",
@@ -104,6 +106,8 @@ class FetcherPartition:
     def __init__(self) -> None:
         self.high_watermark: int | None = None
         self.last_stable_offset: int | None = None
+        # When the last fetch that succeeded was sent.
+        self.answered_ms = 0.0
         self.completed_fetches: deque[CompletedFetch] = deque()
         self.go_to(None, None)
 
@@ -217,6 +221,10 @@ class Fetcher:
         state = self._assigned_state(tp)
         return None if state.failures else state.high_watermark
 
+    def answered_ms(self, tp: TopicPartition) -> float:
+        """Return the monotonic time at which the last fetch that succeeded was sent; 0 if there was none."""
+        return self._assigned_state(tp).answered_ms
+
     @property
     def buffered_bytes(self) -> int:
         """The buffered bytes, as fetched."""
@@ -238,7 +246,7 @@ class Fetcher:
                 wait_ms = min(self._left_out_wait_ms, longest_ms) if node in left_out else longest_ms
                 wanted = {tp: self._partitions[tp].fetch_offset for tp in tps}
                 epochs = {tp: self._partitions[tp].fetch_epoch for tp in tps}
-                fetch = Fetch(node, wanted, share, wait_ms, epochs)
+                fetch = Fetch(node, wanted, share, wait_ms, epochs, now_ms)
                 self._in_flight[node] = share
                 for tp in tps:
                     self._partitions[tp].request_out = fetch
@@ -389,6 +397,7 @@ class Fetcher:
             if fetched.diverged_at is not None:
                 self._handle_diverging_epoch(tp, state, fetched.diverged_at, fetched.high_watermark)
             else:
+                state.answered_ms = fetch.sent_ms
                 self._add_completed_fetch(tp, state, fetched)
                 outcomes[tp] = None
         return outcomes

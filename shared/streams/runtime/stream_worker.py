@@ -668,9 +668,12 @@ def _advance_idle_tasks(
             continue
         internal = one.task.topology.internal_topics()
         read = [at for at in consumer.assignment() if at.partition == partition and at.topic not in internal]
-        at_end = all(consumer.is_at_end(at) and not one.inputs.holds(at.topic) for at in read)
+        ages = [None if one.inputs.holds(at.topic) else consumer.end_age_ms(at) for at in read]
+        known = [age for age in ages if age is not None]
+        at_end = len(known) == len(ages)
+        age_ms = max(known, default=0)
         with log_if_blocking(f"the advance of partition {partition}'s idle time", clock, blocking_ms_max):
-            advance_idle_time(one.idle, one.task, clock.monotonic_ms(), at_end=at_end, tasks=tasks)
+            advance_idle_time(one.idle, one.task, clock.monotonic_ms(), at_end=at_end, tasks=tasks, age_ms=age_ms)
 
 
 def _advance_past_transaction_markers(running: RunningTasks, consumer: Consumer) -> None:

@@ -42,34 +42,37 @@ class Idleness:
             self._watermark_sent_ms = monotonic_ms
         return is_due
 
-    def due_ms(self, monotonic_ms: int, positions: Mapping[str, int], *, at_end: bool) -> int:
+    def due_ms(self, monotonic_ms: int, positions: Mapping[str, int], *, at_end: bool, age_ms: int = 0) -> int:
         """Return the ms by which time advances now: the ms since the last record or advance, or 0.
 
         The result is 0 if these ms are fewer than `idle_timeout_ms`. `positions` are the next offsets by topic.
         `at_end` means that no record follows these positions, not even one of an open transaction. If `at_end` is False
-        or a position has changed, the result is 0 and the count of ms starts again.
+        or a position has changed, the result is 0 and the count of ms starts again. `at_end` was known `age_ms` ago,
+        and the ms since then do not count yet.
         """
         if not at_end:
             self._since_ms = None
         elif self._since_ms is None or self._positions != positions:
             self._positions = dict(positions)
             self._since_ms = monotonic_ms
-        elif (quiet_ms := monotonic_ms - self._since_ms) >= self._timeout_ms:
-            self._since_ms = monotonic_ms
+        elif (quiet_ms := monotonic_ms - age_ms - self._since_ms) >= self._timeout_ms:
+            self._since_ms += quiet_ms
             return quiet_ms
         return 0
 
 
-def advance_idle_time(idle: Idleness, task: TaskContext, monotonic_ms: int, *, at_end: bool, tasks: int) -> None:
+def advance_idle_time(
+    idle: Idleness, task: TaskContext, monotonic_ms: int, *, at_end: bool, tasks: int, age_ms: int = 0
+) -> None:
     """Advance a task's time if that is due, and send watermarks, if they are due, to its repartition topics.
 
-    `at_end` is only about source topics that are not repartition topics. `tasks` is the number of the application's
-    tasks; each of them gets the watermarks.
+    `at_end`, known `age_ms` ago, is only about source topics that are not repartition topics. `tasks` is the number of
+    the application's tasks; each of them gets the watermarks.
     """
     # Repartition topics do not count, because behind them time follows watermarks.
     own = {source.topic for source in task.topology.sources() if source.is_internal}
     positions = {topic: at for topic, at in task.sources.items() if topic not in own}
-    if by_ms := idle.due_ms(monotonic_ms, positions, at_end=at_end):
+    if by_ms := idle.due_ms(monotonic_ms, positions, at_end=at_end, age_ms=age_ms):
         task.advance_time(by_ms)
     if own and (idle.is_watermark_due(monotonic_ms, at_end=at_end) or by_ms) and task.failed is None:
         for topic, time_ms in task.times.watermarks().items():

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.clients.consumer import Consumer, RebalanceListener
+from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import IllegalState
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.testing.fake_broker import FakeCluster
@@ -73,12 +74,15 @@ async def test_an_explicit_commit_includes_the_current_record(cluster: FakeClust
 
 async def test_the_known_lag_counts_the_rest_of_the_batch(cluster: FakeCluster) -> None:
     """The lag and the end are those of the position, which is after the current record and not after its batch."""
+    began_ms = SYSTEM_CLOCK.monotonic_ms()
     async with opened(cluster) as consumer:
         consumer.assign([A])
         async for record in consumer:
             left = RECORDS - 1 - record.offset
             assert (consumer.known_lag(A), consumer.is_at_end(A)) == (left, left == 0)
             assert await consumer.lag() == {A: left}
+            age_ms = consumer.end_age_ms(A)
+            assert age_ms is None if left else age_ms in range(SYSTEM_CLOCK.monotonic_ms() - began_ms + 1)
             if not left:
                 break
 

@@ -498,6 +498,23 @@ def test_a_broker_that_does_not_respond() -> None:
     assert ([fetch.wanted for fetch in requests.fetches], requests.next_ms) == ([{A0: 5}], None)
 
 
+def test_when_the_last_answered_fetch_was_sent() -> None:
+    """A fetch without an answer, or with an error, does not count: a high watermark of a broker that hangs is old."""
+    scene = Scene().at(a0=100, b0=5)
+    scene.now = 50
+    fetches = scene.fetches()
+    scene.now = 80
+    scene.respond(fetches[1])
+    unanswered = scene.fetches()[1]
+    scene.now = 900
+    assert [scene.fetcher.answered_ms(tp) for tp in (A0, B0)] == [50, 0]
+    scene.respond(unanswered, a0=NOT_LEADER)
+    assert scene.fetcher.answered_ms(A0) == 50
+    scene.now = 2_000
+    scene.respond_to_all()
+    assert scene.fetcher.answered_ms(A0) == 2_000
+
+
 def test_the_high_watermark_is_unknown_while_fetches_fail() -> None:
     """After a failed fetch the high watermark is unknown until a fetch succeeds, because records may have come."""
     scene = Scene().at(a0=100)

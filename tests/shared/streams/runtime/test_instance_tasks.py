@@ -404,6 +404,7 @@ class Fetching:
         self._assigned, self._paused = frozenset(partitions), set[TopicPartition]()
         self.positions: dict[TopicPartition, int] = {}
         self.fetched: dict[TopicPartition, Columns] = {}
+        self.end_ages_ms: dict[TopicPartition, int] = dict.fromkeys(partitions, 0)
 
     async def poll(self, timeout_ms: float, max_records: int | None) -> dict[TopicPartition, Columns]:
         fetched = self.fetched
@@ -437,8 +438,8 @@ class Fetching:
     def group_metadata(self) -> GroupMetadata:
         return GroupMetadata("app")
 
-    def is_at_end(self, at: TopicPartition) -> bool:
-        return True
+    def end_age_ms(self, at: TopicPartition) -> int | None:
+        return self.end_ages_ms.get(at)
 
 
 def task_of(partition: int) -> RunningTask:
@@ -505,6 +506,25 @@ def test_an_advance_of_idle_time_that_blocks_the_heartbeats_is_logged(is_slow: b
             clock.advance(1_000)
     assert clock.now_ms() == 2_000 + 2 * (250 + is_slow)
     assert blocked_steps(logs) == [("the advance of partition 5's idle time", 502)] * is_slow
+
+
+def test_a_task_is_not_idle_while_a_fetch_gets_no_answer() -> None:
+    """Time advances only as far as the partition whose end was known the longest ago allows."""
+    clock, builder, owned, a, b = ManualClock(), StreamsBuilder(), owned_of(5), *(TopicPartition(t, 5) for t in "ab")
+    merged = builder.stream("a").merge(builder.stream("b"))
+    merged.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    task = StreamTask(builder.build(), 5, application="app")
+    task.initialize(0)
+    task.process(Columns.of([ConsumerRecord("a", 5, 0, 7, b"k", b"{}")]), 0)
+    owned.begin(task, StreamsSettings(idle_timeout_ms=1_000), 0)
+    assert owned.running is not None
+    fetching = Fetching(a, b)
+    consumer: Any = fetching
+    for age_ms, expected in ((0, 7), (1_000, 7), (2_000, 7), (100, 7 + 2_900)):
+        fetching.end_ages_ms[b] = age_ms
+        _advance_idle_tasks({5: owned.running}, consumer, 8, 500, clock)
+        assert task.stream_time_ms == expected
+        clock.advance(1_000)
 
 
 @pytest.mark.parametrize("error", [None, ValueError("wrong")])

@@ -66,6 +66,21 @@ def test_quiet_begins_with_the_last_record() -> None:
     assert idle.due_ms(400, {"in": 2}, at_end=True) == 100
 
 
+def test_only_time_in_which_the_end_was_known_is_quiet() -> None:
+    """While no fetch is answered, no time counts. The next answer shows that all of it was quiet."""
+    idle = Idleness(100)
+    for now_ms, age_ms, due_ms in (
+        (0, 0, 0),
+        (100, 100, 0),
+        (500, 500, 0),
+        (5_050, 5_060, 0),
+        (5_050, 50, 5_000),
+        (5_149, 50, 0),
+        (5_150, 50, 100),
+    ):
+        assert idle.due_ms(now_ms, {"in": 1}, at_end=True, age_ms=age_ms) == due_ms
+
+
 def test_idle_windows_close() -> None:
     """The windows of an idle topic are closed once, when time has advanced far enough."""
     driver = driver_of()
