@@ -666,11 +666,12 @@ def _advance_idle_tasks(
     for partition, one in running.items():
         if one.idle is None:
             continue
-        internal = one.task.topology.internal_topics()
-        read = [at for at in consumer.assignment() if at.partition == partition and at.topic not in internal]
+        # Also the topics that are not assigned, because Kafka's metadata lacks them: they may have unread records.
+        topics = {source.topic for source in one.task.topology.sources() if not source.is_internal}
+        read = [at for at in consumer.assignment() if at.partition == partition and at.topic in topics]
         ages = [None if one.inputs.holds(at.topic) else consumer.end_age_ms(at) for at in read]
         known = [age for age in ages if age is not None]
-        at_end = len(known) == len(ages)
+        at_end = len(known) == len(topics)
         age_ms = max(known, default=0)
         with log_if_blocking(f"the advance of partition {partition}'s idle time", clock, blocking_ms_max):
             advance_idle_time(one.idle, one.task, clock.monotonic_ms(), at_end=at_end, tasks=tasks, age_ms=age_ms)

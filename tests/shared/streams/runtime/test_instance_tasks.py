@@ -508,8 +508,10 @@ def test_an_advance_of_idle_time_that_blocks_the_heartbeats_is_logged(is_slow: b
     assert blocked_steps(logs) == [("the advance of partition 5's idle time", 502)] * is_slow
 
 
-def test_a_task_is_not_idle_while_a_fetch_gets_no_answer() -> None:
-    """Time advances only as far as the partition whose end was known the longest ago allows."""
+@pytest.mark.parametrize("missing", ["", "a", "b"])
+def test_a_task_is_not_idle_while_a_topic_is_missing_or_gets_no_answer(missing: str) -> None:
+    """Time advances only as far as the partition whose end was known the longest ago allows, and only while each source
+    topic is assigned."""
     clock, builder, owned, a, b = ManualClock(), StreamsBuilder(), owned_of(5), *(TopicPartition(t, 5) for t in "ab")
     merged = builder.stream("a").merge(builder.stream("b"))
     merged.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
@@ -518,12 +520,12 @@ def test_a_task_is_not_idle_while_a_fetch_gets_no_answer() -> None:
     task.process(Columns.of([ConsumerRecord("a", 5, 0, 7, b"k", b"{}")]), 0)
     owned.begin(task, StreamsSettings(idle_timeout_ms=1_000), 0)
     assert owned.running is not None
-    fetching = Fetching(a, b)
+    fetching = Fetching(*(at for at in (a, b) if at.topic != missing))
     consumer: Any = fetching
     for age_ms, expected in ((0, 7), (1_000, 7), (2_000, 7), (100, 7 + 2_900)):
         fetching.end_ages_ms[b] = age_ms
         _advance_idle_tasks({5: owned.running}, consumer, 8, 500, clock)
-        assert task.stream_time_ms == expected
+        assert task.stream_time_ms == (7 if missing else expected)
         clock.advance(1_000)
 
 
