@@ -218,9 +218,9 @@ class Worker:
     async def connector_task_configs(self, name: str, config: Props) -> list[dict[str, str]]:
         """Return a connector's task configurations, with unresolved variables (`${…}`).
 
-        Raises ConnectorNotFound if the connector is not on this worker. Raises TooManyTasks if there are more than
-        `tasks.max`, unless `tasks.max.enforce` is false. Raises BadRequest if a value has no JSON form. An error of the
-        connector is raised as it is, or as ConnectorNotFound if the connector was stopped meanwhile.
+        Raises ConnectorNotFound if the connector is not on this worker, or was stopped meanwhile, also if another
+        instance runs now. Raises TooManyTasks if there are more than `tasks.max`, unless `tasks.max.enforce` is false.
+        Raises BadRequest if a value has no JSON form. An error of the connector is raised as it is.
         """
         connector = self._connectors.get(name)
         if connector is None:
@@ -233,6 +233,9 @@ class Worker:
             if self._connectors.get(name) is not connector:
                 raise ConnectorNotFound(f"Connector {name} was stopped") from None
             raise
+        # An instance with a newer config returns its own task configs. These must not replace them.
+        if self._connectors.get(name) is not connector:
+            raise ConnectorNotFound(f"Connector {name} was stopped")
         if not isinstance(made, list | tuple):
             raise ConnectError(f"task_configs must return a list, and not {type(made).__name__}")
         _check_tasks_max(name, len(made), props)

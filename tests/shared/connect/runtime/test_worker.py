@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import structlog
 
 from penstock.shared.connect.config_def import ConfigDef, Importance, Type
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector
-from penstock.shared.connect.errors import BadRequest, ConnectError, TooManyTasks
+from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, TooManyTasks
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec
 from tests.shared.connect.harness import (
@@ -86,6 +87,29 @@ async def test_more_tasks_than_tasks_max_are_an_error() -> None:
         id = ConnectorTaskId("s", 2)
         assert not await run.worker.start_task(TaskSpec(id, SINK, SINK, tasks=3), TargetState.STARTED, run.listener)
         assert run.listener.of(id) == ["failure"]
+
+
+async def test_task_configs_of_a_replaced_connector_are_not_used() -> None:
+    """Task configs that a connector returns after another instance has replaced it are not used."""
+    asked, gate = asyncio.Event(), asyncio.Event()
+
+    class Slow(FileStreamSinkConnector):
+        async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+            asked.set()
+            await gate.wait()
+            return [self.props]
+
+    async with running() as run:
+        run.worker.plugins.add(Slow, "Slow")
+        config = {**SINK, "connector.class": "Slow"}
+        await run.worker.start_connector("s", config, TargetState.STARTED, run.listener)
+        asking = asyncio.create_task(run.worker.connector_task_configs("s", config))
+        await asked.wait()
+        await run.worker.stop_connector("s")
+        await run.worker.start_connector("s", config, TargetState.STARTED, run.listener)
+        gate.set()
+        with pytest.raises(ConnectorNotFound):
+            await asking
 
 
 async def test_tasks_max_may_be_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
