@@ -51,10 +51,10 @@ class SinkTaskState:
         self._timeout_ms = offset_flush_timeout_ms
         self._next_commit_ms = now_ms + offset_flush_interval_ms
         self.batch: list[SinkRecord] = []
-        # Each partition maps to the number of the assignment that it came with.
+        # Each partition maps to the number of the reset that set its position last.
         self.assigned: dict[TopicPartition, int] = {}
-        self.assignments = 0
-        """The number of assignments so far."""
+        self.resets = 0
+        """The number of resets of positions so far: by assignments, failed flushes and rewinds."""
         self.pending: dict[TopicPartition, OffsetAndMetadata] = {}
         self.current: dict[TopicPartition, OffsetAndMetadata] = {}
         self.last_committed: dict[TopicPartition, OffsetAndMetadata] = {}
@@ -159,6 +159,7 @@ class SinkTaskState:
         self.current = dict(self.last_committed)
         self.pending.clear()
         self.batch.clear()
+        self._reset(self.last_committed)
         return {tp: offset.offset for tp, offset in self.last_committed.items()}
 
     def next_commit_in_ms(self, now_ms: int) -> int:
@@ -194,8 +195,9 @@ class SinkTaskState:
             self.last_committed[tp] = OffsetAndMetadata(offset)
             self.current[tp] = self.last_committed[tp]
             self.pending.pop(tp, None)
-        # The batch that waits for redelivery loses the records that are now read again, or skipped.
+        # The batch that waits for redelivery, or is still converted, loses records that are now read again or skipped.
         if rewinds:
+            self._reset(rewinds)
             self.batch = [record for record in self.batch if record.original_tp not in rewinds]
         return rewinds
 
@@ -234,16 +236,20 @@ class SinkTaskState:
     # Rebalances
 
     def is_still_ours(self, tp: TopicPartition, since: int) -> bool:
-        """Return whether a partition has stayed assigned since `assignments` was `since`."""
-        # A partition that was revoked and assigned again has a newer number. Its position was reset to the commit.
+        """Return whether a partition is assigned, and its position was not reset since `resets` was `since`."""
         return tp in self.assigned and self.assigned[tp] <= since
+
+    def _reset(self, partitions: Iterable[TopicPartition]) -> None:
+        # Records that were polled before, and are still converted, are not delivered: the task continues at the new
+        # position.
+        self.resets += 1
+        self.assigned.update(dict.fromkeys(partitions, self.resets))
 
     def opened(self, positions: Mapping[TopicPartition, int]) -> Partitions:
         """Add partitions at these positions. Returns the partitions to pause: all assigned ones while a batch waits for
         redelivery, else those that the task has paused."""
-        self.assignments += 1
+        self._reset(positions)
         for tp, position in positions.items():
-            self.assigned[tp] = self.assignments
             self.last_committed[tp] = OffsetAndMetadata(position)
             self.current[tp] = self.last_committed[tp]
         self.never_committed.update(positions)

@@ -118,13 +118,12 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         polled = await self._poll_until_due(timeout_ms)
         if polled is None:
             return
-        polled_batches, assigned = polled
+        polled_batches, resets = polled
         converted = await self._convert_beside_polls(polled_batches)
-        # 3. Under the lock: drop the records of partitions that were revoked since the poll, and deliver the others.
+        # 3. Under the lock: drop the records of partitions that were revoked, or whose position was reset, since the
+        #    poll, and deliver the others.
         async with self._turn:
-            ours = {
-                tp: columns for tp, columns in polled_batches.items() if self.sink_state.is_still_ours(tp, assigned)
-            }
+            ours = {tp: columns for tp, columns in polled_batches.items() if self.sink_state.is_still_ours(tp, resets)}
             # A pause or a stop ended the conversion. The polled records are read again.
             if converted is None:
                 for tp, columns in ours.items():
@@ -158,8 +157,8 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 self.moved(Event.RUNNING)
 
     async def _poll_consumer(self, timeout_ms: int) -> tuple[Polled, int]:
-        """Return records, with the number of assignments at the time of the poll."""
-        return await self._consumer.poll(timeout_ms), self.sink_state.assignments
+        """Return records, with the number of resets at the time of the poll."""
+        return await self._consumer.poll(timeout_ms), self.sink_state.resets
 
     async def _poll_until_due(self, timeout_ms: int) -> tuple[Polled, int] | None:
         """Poll until there are records, the timeout is over, or a commit is due. The result may be without records.
@@ -181,7 +180,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 await asyncio.wait((poll, changed), timeout=due_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
             if poll.done():
                 return poll.result()
-            return None if changed.done() else ({}, self.sink_state.assignments)
+            return None if changed.done() else ({}, self.sink_state.resets)
         finally:
             for one in (poll, changed, answered):
                 if not one.done():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from penstock.shared.common.errors import IllegalState
@@ -234,16 +236,27 @@ def test_a_pause_outlives_a_rebalance_only_with_its_partition() -> None:
 def test_records_of_an_earlier_assignment_are_recognized() -> None:
     """Records that were read before a partition was revoked and assigned again are not the task's own."""
     task = state(A)
-    before = task.assignments
+    before = task.resets
     assert task.is_still_ours(A, before)
     task.closed([A])
     assert not task.is_still_ours(A, before)
     task.opened({A: 0})
     assert not task.is_still_ours(A, before)
-    assert task.is_still_ours(A, task.assignments)
+    assert task.is_still_ours(A, task.resets)
     task.opened({B: 0})
-    assert task.is_still_ours(A, task.assignments)
+    assert task.is_still_ours(A, task.resets)
     assert task.never_committed == {A, B}
+
+
+@pytest.mark.parametrize("reset", [SinkTaskState.pre_commit_failed, SinkTaskState.take_rewinds])
+def test_records_that_were_polled_before_a_reset_are_recognized(reset: Callable[[SinkTaskState], object]) -> None:
+    """After a failed flush or a rewind, records that were polled before are not delivered."""
+    task = state(A)
+    before = task.resets
+    task.rewinds[A] = 0
+    reset(task)
+    assert not task.is_still_ours(A, before)
+    assert task.is_still_ours(A, task.resets)
 
 
 def test_a_commit_of_some_partitions_leaves_the_interval_alone() -> None:
