@@ -801,6 +801,7 @@ class PendingChanges:
         self._changes = ConfigChanges()
         self.rejoin: str | None = None
         self._rejoin_offset = NO_OFFSET
+        self._assigned_offset = NO_OFFSET
 
     def __bool__(self) -> bool:
         return bool(self._changes) or self.rejoin is not None
@@ -839,12 +840,15 @@ class PendingChanges:
                 pass
 
     def _request_rejoin(self, reason: str, offset: int) -> None:
-        self.rejoin = reason
-        self._rejoin_offset = offset
+        # A worker that is behind the leader reads a change after the assignment that includes it.
+        if offset > self._assigned_offset:
+            self.rejoin = reason
+            self._rejoin_offset = offset
 
     def assigned(self, offset: int) -> None:
         """Record that the worker's assignment is based on the configs up to `offset`. Changes up to there need no
         further rebalance."""
+        self._assigned_offset = offset
         if self._rejoin_offset <= offset:
             self.rejoin = None
 

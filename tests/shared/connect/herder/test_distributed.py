@@ -973,6 +973,17 @@ def test_an_assignment_covers_changes_up_to_its_offset() -> None:
     assert pending.take().tasks == {TASK}
 
 
+def test_a_change_that_is_read_after_its_assignment_needs_no_rebalance() -> None:
+    """A worker that reads a change only after the assignment that includes it requests no other rebalance."""
+    pending = PendingChanges()
+    pending.assigned(8)
+    pending.add(ConnectorChanged("new", is_new=True), 8)
+    assert pending.rejoin is None
+    pending.add(TasksChanged("c", (TASK,)), 9)
+    assert pending.rejoin is not None
+    assert pending.take().tasks == {TASK}
+
+
 def test_restart_requests_are_merged() -> None:
     """Of two pending restart requests the wider one remains."""
     pending = PendingChanges()
