@@ -110,11 +110,12 @@ class WorkRunner:
         await self._stop_work(work)
 
     async def _stop_work(self, work: ConnectorsAndTasks) -> None:
-        for task in work.tasks & self._preparing.keys():
+        preparing = work.tasks & self._preparing.keys()
+        for task in preparing:
             self._preparing.pop(task).cancel()
         for task in work.tasks:
             self._specs.pop(task, None)
-        await self._worker.stop_tasks(work.tasks & self._worker.task_ids())
+        await self._worker.stop_tasks(work.tasks & {*self._worker.task_ids(), *preparing})
         for name in work.connectors & self._starting.keys():
             self._starting.pop(name).cancel()
         ending = [self._ending[name] for name in work.connectors & self._ending.keys()]
@@ -184,7 +185,8 @@ class WorkRunner:
         """Start a task with its current config. Returns False if it cannot be created.
 
         If `before_task` is set, this method returns True, and `before_task` runs in the background. The task starts
-        only if `before_task` returns True. If it raises an error, the task is FAILED.
+        only if `before_task` returns True. If it raises an error, the task is FAILED, and is restarted after a backoff
+        if `task.restart.enable` is set.
         """
         if self._before_task is None:
             return await self._start_task(task)
@@ -197,12 +199,22 @@ class WorkRunner:
 
     async def _prepare_task(self, task: ConnectorTaskId) -> None:
         assert self._before_task is not None
+        may = False
         try:
-            may = await self._before_task(task)
-        except Exception as e:
-            # The fencing failed. Without it, an older task might still write.
-            self._listener.on_event(task, Event.FAILURE, trace_of(e))
-            may = False
+            while True:
+                try:
+                    may = await self._before_task(task)
+                    break
+                except Exception as e:
+                    # The fencing failed. Without it, an older task might still write.
+                    self._listener.on_event(task, Event.FAILURE, trace_of(e))
+                # As after any other failure of the task.
+                wait_ms = self._worker.restart_wait_ms(task)
+                if wait_ms is None:
+                    break
+                log.warning("task will be restarted", task=str(task), in_ms=wait_ms)
+                await asyncio.sleep(wait_ms / 1000)
+                self._listener.on_event(task, Event.RESTART)
         finally:
             # A restart may have replaced this preparation by another.
             if self._preparing.get(task) is asyncio.current_task():

@@ -288,13 +288,17 @@ class Worker:
                 await asyncio.wait([running])
             if self.state(id) is not State.FAILED:
                 return
-            wait_ms = self._restarts.failed(id, self._clock.monotonic_ms())
+            wait_ms = self.restart_wait_ms(id)
             if wait_ms is None:
                 return
             log.warning("task will be restarted", task=str(id), in_ms=wait_ms)
             await asyncio.sleep(wait_ms / 1000)
             listener.on_event(id, Event.RESTART)
             running = self._begin_task(spec, listener)
+
+    def restart_wait_ms(self, id: ConnectorTaskId) -> int | None:
+        """Return the delay in ms before a task that has failed is restarted, or None if it is not restarted."""
+        return self._restarts.failed(id, self._clock.monotonic_ms())
 
     async def stop_tasks(self, ids: Iterable[ConnectorTaskId]) -> None:
         """Stop tasks in parallel. Those that still run after the graceful timeout are cancelled and abandoned."""

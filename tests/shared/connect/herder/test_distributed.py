@@ -812,6 +812,7 @@ class SlowToStop:
         self.running = {"x"}
         self.starts = 0
         self.may_stop = asyncio.Event()
+        self.restart_waits_ms: list[int] = []
 
     def connector_names(self) -> frozenset[str]:
         return frozenset(self.running)
@@ -829,6 +830,9 @@ class SlowToStop:
             await self.stop_connector(name)
 
     async def stop_tasks(self, ids: Iterable[ConnectorTaskId]) -> None: ...
+
+    def restart_wait_ms(self, id: ConnectorTaskId) -> int | None:
+        return self.restart_waits_ms.pop() if self.restart_waits_ms else None
 
     async def start_connector(self, name: str, *_: object) -> State:
         self.running.add(name)
@@ -894,20 +898,24 @@ async def test_a_restart_stops_and_starts() -> None:
 
 @pytest.mark.parametrize("error", [KafkaTimeout("late"), ExceptionGroup("several", [KafkaTimeout("late")]), KeyError()])
 async def test_a_task_that_cannot_be_prepared_is_failed(error: Exception) -> None:
-    """Any error before a task's start is the task's: its status is FAILED with the trace, and it does not start."""
+    """Any error before a task's start is the task's: its status is FAILED with the trace, and it is restarted as after
+    any other failure.
+    """
     snapshot = ConfigSnapshot(configs={"x": {}}, task_configs={X_TASK: {}}, task_counts={"x": 1})
     listener = StatusRecorder()
+    worker = SlowToStop()
+    worker.restart_waits_ms = [0]
 
     async def before_task(task: ConnectorTaskId) -> bool:
         raise error
 
     work = WorkRunner(
-        cast(Any, SlowToStop()), cast(Any, listener), lambda: snapshot,
+        cast(Any, worker), cast(Any, listener), lambda: snapshot,
         on_reconfiguration=print, before_task=before_task,
     )  # fmt: skip
     await work.start_task(X_TASK)
     await turns()
-    assert listener.of(X_TASK) == ["failure"]
+    assert listener.of(X_TASK) == ["failure", "restart", "failure"]
     assert type(error).__name__ in listener.traces[0]
     assert work.running().tasks == frozenset()
 
