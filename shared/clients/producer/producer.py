@@ -170,6 +170,9 @@ class Producer:
         """The module column_slices, once columns were sent; None if it is not used."""
         self._until_closed = UntilClosed()
         self._closed = asyncio.Event()
+        self._ending_calls = 0
+        """The calls that are committing or aborting the transaction."""
+        self._no_ending_call = asyncio.Event()
         self._disconnecting: asyncio.Task[None] | None = None
         self._close_deadline: asyncio.Timeout | None = None
         self._partitioner = ProducerPartitioner(
@@ -210,10 +213,10 @@ class Producer:
     async def close(self, timeout_ms: float | None = None) -> None:
         """Send the buffered records for up to `timeout_ms` (None: no limit), then fail those left with IllegalState.
 
-        An open transaction is aborted, and its unsent records are dropped. A commit with an unknown outcome is
-        requested again. Calls that wait for metadata or buffer memory raise IllegalState at once. A second call waits
-        for the first one, and may shorten its time. If the call is cancelled, the records left fail at once, and the
-        sockets are closed in the background.
+        An open transaction is aborted, and its unsent records are dropped. A commit or abort of another task ends
+        first. A commit with an unknown outcome is requested again. Calls that wait for metadata or buffer memory raise
+        IllegalState at once. A second call waits for the first one, and may shorten its time. If the call is cancelled,
+        the records left fail at once, and the sockets are closed in the background.
         """
         # There are three cases. 1. Another call closes the producer: wait for it, perhaps for a shorter time.
         if self._state == "closed":
@@ -515,7 +518,8 @@ class Producer:
         transaction stays open. If it is cancelled later, the outcome is unknown: call it again.
         """
         self._check_usable()
-        await self._commit_transaction()
+        with self._ending_call():
+            await self._commit_transaction()
 
     async def _commit_transaction(self) -> None:
         txn = self._require_transaction()
@@ -540,6 +544,9 @@ class Producer:
             raise TransactionAborted(
                 f"transactional id {txn.transactional_id}: not committed: {txn.error}"
             ) from txn.error
+        # During the flush another call may have committed the transaction. If it was cancelled, it may have aborted it.
+        if txn.state is not TxnState.COMMITTING:
+            raise IllegalState(f"transactional id {txn.transactional_id}: another call has changed the transaction")
         # 3. For a transaction that it does not know, the coordinator would answer INVALID_TXN_STATE.
         if not txn.is_empty:
             with self._note_transaction_errors(txn):
@@ -557,7 +564,8 @@ class Producer:
         txn.move(TxnState.ABORTING)
         txn.abort_failed = False
         try:
-            await self._abort_transaction(txn)
+            with self._ending_call():
+                await self._abort_transaction(txn)
         except BaseException:
             txn.abort_failed = txn.state is TxnState.ABORTING
             raise
@@ -649,8 +657,24 @@ class Producer:
             self._fail_transaction(TransactionAborted("send_offsets_to_transaction was cancelled"), number)
             raise
 
+    @contextmanager
+    def _ending_call(self) -> Iterator[None]:
+        """Let `close` wait for the block, which commits or aborts the transaction."""
+        self._ending_calls += 1
+        self._no_ending_call.clear()
+        try:
+            yield
+        finally:
+            self._ending_calls -= 1
+            if not self._ending_calls:
+                self._no_ending_call.set()
+
     async def _abort_on_close(self) -> None:
         txn = self._require_transaction()
+        # Another task may be committing. If it is cancelled before EndTxn, the transaction is open again, and
+        # `transaction()` aborts it.
+        while self._ending_calls:
+            await self._no_ending_call.wait()
         if txn.state in (TxnState.IN_TRANSACTION, TxnState.ABORTABLE_ERROR, TxnState.ABORTING):
             unsent = self._accumulator.incomplete
             # An error was logged before. Without one, the program may have forgotten to commit.

@@ -142,6 +142,48 @@ async def test_an_abort_does_not_wait_for_a_connect(max_block_ms: int) -> None:
         assert [record.value for record in cluster.records("t")] == [b"next"]
 
 
+@pytest.mark.parametrize("how", ["cancelled in a block", "cancelled", "running", "repeated"])
+async def test_a_close_waits_for_the_commit_of_another_task(how: str) -> None:
+    """If the commit is cancelled during its flush, the transaction is aborted, even if another task repeats the commit.
+    Otherwise it is committed."""
+    settings: dict[str, Any] = {"max_in_flight_requests_per_connection": 1, "batch_size": 1}
+    async with producing(transactional_id="x", **settings) as (cluster, producer):
+        await producer.init_transactions()
+        out, gate = asyncio.Event(), asyncio.Event()
+        sent = [b"1", b"2", b"3"]
+
+        async def hold(_: Request) -> None:
+            out.set()
+            await gate.wait()
+
+        async def work() -> None:
+            if how in ("cancelled in a block", "repeated"):
+                async with producer.transaction():
+                    await producer.send_many([ProducerRecord("t", value) for value in sent])
+            else:
+                await producer.begin_transaction()
+                await producer.send_many([ProducerRecord("t", value) for value in sent])
+                await producer.commit_transaction()
+
+        cluster.control(Api.PRODUCE, hold)
+        working = asyncio.create_task(work())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await out.wait()
+            with capture_logs() as logged:
+                gate.set()
+                if how != "running":
+                    working.cancel()
+                if how == "repeated":
+                    with pytest.raises(IllegalState, match="another call"):
+                        await producer.commit_transaction()
+                await producer.close()
+            (outcome,) = await asyncio.gather(working, return_exceptions=True)
+        assert [record.value for record in cluster.records("t")] == (sent if how == "running" else [])
+        assert isinstance(outcome, asyncio.CancelledError) == (how != "running")
+        warned = [one["event"] for one in logged if one["log_level"] == "warning"]
+        assert warned == ["open transaction aborted on close"] * (how == "cancelled")
+
+
 @pytest.mark.parametrize("how", ["delivery", "deliveries", "waiter", "send"])
 async def test_a_cancelled_record_aborts_its_transaction(how: str) -> None:
     """However a record is cancelled, its transaction cannot be committed without it."""
