@@ -428,19 +428,22 @@ class Connection:
     async def wait_for_topic(self, topic: str, timeout_ms: float) -> list[int]:
         """Return the topic's partitions as soon as they are known.
 
-        Raises UnknownTopicOrPartition, which names the topic, after `timeout_ms`. Raises AuthorizationFailed if the
-        principal may not read the topic's metadata, and IllegalState if the connection is closed.
+        After `timeout_ms`, raises UnknownTopicOrPartition, which names the topic, or BrokerNotAvailable if no broker
+        has responded meanwhile. Raises AuthorizationFailed if the principal may not read the topic's metadata, and
+        IllegalState if the connection is closed.
         """
         if (known := self.partitions(topic)) is not None:
             return known
         self.watch(topic)
         self._waited_for[topic] += 1
         backoff = ExponentialBackoff(self.settings.retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
+        # Without a wait there is no time for a response.
+        has_response = timeout_ms <= 0
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 attempts = 0
                 while True:
-                    await self.refresh_metadata()
+                    has_response |= await self.refresh_metadata()
                     if (known := self.partitions(topic)) is not None:
                         return known
                     if topic in self.cluster.unauthorized_topics:
@@ -451,6 +454,9 @@ class Connection:
                     attempts += 1
                     await asyncio.sleep(backoff.wait_ms(attempts) / 1000)
         except TimeoutError:
+            # Callers give up a record whose topic does not exist.
+            if not has_response:
+                raise BrokerNotAvailable(f"topic {topic}: no response of a broker within {timeout_ms:.0f} ms") from None
             raise UnknownTopicOrPartition(
                 f"topic {topic}: not known to the cluster after {timeout_ms:.0f} ms"
             ) from None

@@ -140,7 +140,7 @@ class Bulk:
         """Note that the next record was rejected.
 
         BufferExhausted and TransactionAborted end the bulk: every later record is rejected as well. With `whole_topic`
-        the error is that the record's topic is unknown, so every later record of the topic is rejected as well.
+        the error left the record's topic unknown, so every later record of the topic is rejected as well.
         """
         self.rejections += 1
         self.first_rejection = self.first_rejection or error
@@ -148,13 +148,13 @@ class Bulk:
         # 1. The buffer has stayed full, or the transaction cannot be committed: no later record is taken.
         if isinstance(error, BufferExhausted | TransactionAborted):
             self.ended = error
+        # 2. The topic is unknown: so it is for every later record of the topic.
+        elif whole_topic and isinstance(error, PenstockError):
+            self._unknown[record.topic, None] = error
+        # 3. One partition is unknown. If a partitioner chose it, the next record may have another one.
         elif isinstance(error, UnknownTopicOrPartition):
             self.impatient.add(record.topic)
-            # 2. The topic is unknown: so it is for every later record of the topic.
-            if whole_topic:
-                self._unknown[record.topic, None] = error
-            # 3. One partition is unknown. If a partitioner chose it, the next record may have another one.
-            elif record.partition is not None:
+            if record.partition is not None:
                 self._unknown[record.topic, record.partition] = error
         self._locations.add(error, -1)
 

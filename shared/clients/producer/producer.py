@@ -69,6 +69,7 @@ from penstock.shared.clients.protocol.record_batches import BatchRecord
 from penstock.shared.common import kernel_loading
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
+    BrokerNotAvailable,
     BufferExhausted,
     ConfigError,
     FatalError,
@@ -321,10 +322,10 @@ class Producer:
 
         These errors are raised before anything is enqueued: SerializationError, RecordTooLarge, InvalidTimestamp,
         InvalidTopic, DataError (invalid partition number), UnknownTopicOrPartition (not known within `max_block_ms`),
-        AuthorizationFailed, BufferExhausted, IllegalState (closed, no open transaction, or the transaction ended while
-        the call waited), TransactionAborted, the error that ended the producer (for example ProducerFenced), TypeError
-        (wrong arguments, for example an async `on_delivery`). If a record is rejected or cancelled, its transaction can
-        only be aborted.
+        BrokerNotAvailable (no broker responded in this time, and the topic is not known yet), AuthorizationFailed,
+        BufferExhausted, IllegalState (closed, no open transaction, or the transaction ended while the call waited),
+        TransactionAborted, the error that ended the producer (for example ProducerFenced), TypeError (wrong arguments,
+        for example an async `on_delivery`). If a record is rejected or cancelled, its transaction can only be aborted.
 
         `on_delivery(metadata, None)` or `on_delivery(None, error)` is called once on the event loop, but never if this
         method raises.
@@ -455,8 +456,9 @@ class Producer:
     async def partitions_for(self, topic: str) -> list[int]:
         """Return the topic's partitions, ascending.
 
-        Raises UnknownTopicOrPartition after `max_block_ms`. Raises InvalidTopic at once, AuthorizationFailed if the
-        principal may not read the topic's metadata, IllegalState if the producer is closed.
+        After `max_block_ms`, raises UnknownTopicOrPartition, or BrokerNotAvailable if no broker has responded. Raises
+        InvalidTopic at once, AuthorizationFailed if the principal may not read the topic's metadata, IllegalState if
+        the producer is closed.
         """
         self._check_usable()
         check_topic_name(topic)
@@ -826,7 +828,8 @@ class Producer:
             raise
         # A partitioner or serializer may raise any exception.
         except Exception as e:
-            unknown = isinstance(e, UnknownTopicOrPartition) and self._connection.partitions(record.topic) is None
+            missing = isinstance(e, UnknownTopicOrPartition | BrokerNotAvailable)
+            unknown = missing and self._connection.partitions(record.topic) is None
             bulk.failed(record, self._error_of_record(record, e), whole_topic=unknown)
         else:
             bulk.add_delivery(delivery)

@@ -247,6 +247,15 @@ async def test_an_unknown_topic_is_left_out_after_the_wait_for_it() -> None:
     await connection.close()
 
 
+async def test_a_topic_is_not_reported_as_missing_without_a_response() -> None:
+    """If no broker responds in time, the error says so."""
+    connection = Connection(KafkaSettings(bootstrap_servers="127.0.0.1:1", retry_backoff_ms=1))
+    connection.adopt(SocketClient(connection.settings, "c"))
+    with pytest.raises(BrokerNotAvailable, match="topic a: no response of a broker within 20 ms"):
+        await connection.wait_for_topic("a", 20)
+    await connection.close()
+
+
 async def test_all_topics_are_requested_if_they_are_watched_during_an_update() -> None:
     """The update in flight names no topic. `refresh_metadata` waits for another one."""
     async with FakeCluster() as cluster:

@@ -12,7 +12,13 @@ from penstock.shared.clients.producer.bulk_append import COLUMNS_MIN, Bulk, Colu
 from penstock.shared.clients.producer.delivery import Delivery
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
-from penstock.shared.common.errors import BufferExhausted, RecordTooLarge, TransactionAborted, UnknownTopicOrPartition
+from penstock.shared.common.errors import (
+    BrokerNotAvailable,
+    BufferExhausted,
+    RecordTooLarge,
+    TransactionAborted,
+    UnknownTopicOrPartition,
+)
 from penstock.shared.common.records import ProducerRecord, RecordColumns, RecordMetadata, TopicPartition
 
 
@@ -118,6 +124,7 @@ async def test_an_error_fails_later_records_without_another_wait() -> None:
     for error, record, same, rest in (
         (BufferExhausted("full"), records(b"a")[0], True, True),
         (UnknownTopicOrPartition("t"), records(b"a")[0], True, False),
+        (BrokerNotAvailable("t"), records(b"a")[0], True, False),
         (UnknownTopicOrPartition("t-9"), ProducerRecord("t", b"a", partition=9), False, False),
         (RecordTooLarge("big"), records(b"a")[0], False, False),
         (TransactionAborted("abort first"), records(b"a")[0], True, True),

@@ -345,8 +345,16 @@ async def test_exhausted_buffers_are_counted() -> None:
         await producer.close(timeout_ms=0)
 
 
-@pytest.mark.parametrize("cause", ["buffer", "topic", "columns"])
-async def test_the_rest_of_a_rejected_bulk_shares_one_error(cause: str) -> None:
+@pytest.mark.parametrize(
+    ("cause", "error"),
+    [
+        ("buffer", BufferExhausted),
+        ("columns", BufferExhausted),
+        ("topic", UnknownTopicOrPartition),
+        ("outage", BrokerNotAvailable),
+    ],
+)
+async def test_the_rest_of_a_rejected_bulk_shares_one_error(cause: str, error: type[Exception]) -> None:
     """Records that are rejected one by one let the event loop run. The traceback of the error has no entry for each
     record."""
     count = 5_000
@@ -360,17 +368,19 @@ async def test_the_rest_of_a_rejected_bulk_shares_one_error(cause: str) -> None:
     async with producing(max_block_ms=50, buffer_memory=1_000, batch_size=1_000) as (cluster, producer):
         cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS))
         await producer.send("t", b"x" * 900)
-        topic = "no-topic" if cause == "topic" else "t"
+        topic = "no-topic" if cause in ("topic", "outage") else "t"
         records: Any = [ProducerRecord(topic, b"x" * 900) for _ in range(count)]
         if cause == "columns":
             records = RecordColumns("t", [None] * count, [b"x" * 900] * count)
+        if cause == "outage":
+            cluster.pause_node(1)
         watching = asyncio.create_task(watch())
         results = await (await producer.send_many(records))
         watching.cancel()
         await producer.close(timeout_ms=0)
-        assert cause != "topic" or len(seen) >= count // REJECTIONS_A_TURN
+        assert topic == "t" or len(seen) >= count // REJECTIONS_A_TURN
         assert all(result is results[0] for result in results)
-        assert isinstance(results[0], UnknownTopicOrPartition if cause == "topic" else BufferExhausted)
+        assert isinstance(results[0], error)
         assert len(traceback.extract_tb(results[0].__traceback__)) < 20
         assert producer.metrics()["record_error_total"] == count + 1
 
