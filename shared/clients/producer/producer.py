@@ -483,10 +483,11 @@ class Producer:
         """Take over the transactional id: fence older producers that use it, and abort their open transaction.
 
         Raises KafkaTimeout after `max_block_ms` (the call may be repeated). Raises ProducerFenced if a newer producer
-        takes over the id meanwhile.
+        takes over the id meanwhile. After a fatal error, raises that error.
         """
         self._check_usable()
         txn = self._require_transaction()
+        txn.check_fatal()
         if txn.state is not TxnState.UNINITIALIZED:
             raise IllegalState(f"transactional id {txn.transactional_id}: init_transactions was called before")
         with self._note_transaction_errors(txn):

@@ -367,6 +367,15 @@ async def test_coordinator_errors_that_end_the_producer(api: Api, code: ErrorCod
             await producer.begin_transaction()
 
 
+async def test_a_producer_that_may_not_use_its_transactional_id() -> None:
+    """Each call of `init_transactions` raises the error."""
+    async with producing(transactional_id="x") as (cluster, producer):
+        cluster.control(Api.INIT_PRODUCER_ID, Fail(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
+        for _ in range(2):
+            with pytest.raises(AuthorizationFailed, match="TRANSACTIONAL_ID"):
+                await producer.init_transactions()
+
+
 async def test_a_topic_whose_metadata_is_forbidden() -> None:
     """`send` raises an abortable error. The transaction is aborted, and the next one succeeds."""
     async with producing(transactional_id="x") as (cluster, producer):
