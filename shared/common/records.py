@@ -122,8 +122,9 @@ class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
         ) -> None: ...
 
     def with_header_pairs(self) -> ProducerRecord[K, V]:
-        """The record, with its headers as pairs if they are a dict. Otherwise the record itself."""
-        pairs = header_pairs(self.headers)
+        """The record, with its headers as pairs if they are a dict, and () if they are None. Otherwise the record
+        itself."""
+        pairs = header_pairs(self.headers or ())
         return self if pairs is self.headers else msgspec.structs.replace(self, headers=pairs)
 
 

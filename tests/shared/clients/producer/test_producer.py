@@ -222,7 +222,8 @@ async def test_send_accepts_a_complete_record() -> None:
 
 
 async def test_headers_are_pairs_or_a_dict() -> None:
-    """Headers are accepted in `send`, in records and in bulks. Interceptors always get pairs."""
+    """Headers are accepted in `send`, in records and in bulks. Interceptors always get pairs, also for None, the
+    default of other clients."""
     seen: list[object] = []
 
     class Watch(ProducerInterceptor):
@@ -239,9 +240,10 @@ async def test_headers_are_pairs_or_a_dict() -> None:
             await producer.send(ProducerRecord("t", b"2", headers={"a": b"1", "b": None}))
             await (await producer.send_many([ProducerRecord("t", b"3", headers={"a": b"1", "b": None})]))
             await producer.send_and_wait("t", b"4", headers={})
+            await producer.send_and_wait("t", b"5", headers=None)  # type: ignore[call-overload]
             headers = [record.headers for record in cluster.records("t")]
-            assert headers == [(("a", b"1"), ("b", None))] * 3 + [()]
-    assert len(seen) == 16
+            assert headers == [(("a", b"1"), ("b", None))] * 3 + [()] * 2
+    assert len(seen) == 20
     assert set(seen) == {(("a", b"1"), ("b", None)), ()}
 
 
