@@ -765,8 +765,9 @@ class Consumer(Generic[K, V]):
     async def _reset_positions(self, partitions: tuple[TopicPartition, ...], to: Literal["earliest", "latest"]) -> None:
         self._check_usable()
         wanted = partitions or tuple(self.assignment())
-        self._positions.unread.drop(wanted)
+        # Before the unread records are dropped: it raises IllegalState if a partition is not assigned.
         self._fetches.reset(wanted, EARLIEST if to == "earliest" else LATEST)
+        self._positions.unread.drop(wanted)
         for tp in wanted:
             self._positions.sought(tp, await self.position(tp))
 

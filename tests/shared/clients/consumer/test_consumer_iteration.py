@@ -109,6 +109,17 @@ async def test_a_seek_in_the_body_holds_for_the_next_record(cluster: FakeCluster
         assert await offsets_of(consumer, 2) == [0, 1]
 
 
+async def test_a_seek_that_fails_keeps_the_unread_records(cluster: FakeCluster) -> None:
+    """If one of the partitions is not assigned, a seek to an end raises IllegalState and moves none of them."""
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        assert await offsets_of(consumer, 2) == [0, 1]
+        for seek in (consumer.seek_to_beginning, consumer.seek_to_end):
+            with pytest.raises(IllegalState, match="t-1: not assigned"):
+                await seek(A, B)
+        assert await offsets_of(consumer, 2) == [2, 3]
+
+
 async def test_a_pause_in_the_body_holds_for_the_next_record(cluster: FakeCluster) -> None:
     """After `resume` the rest of the paused partition is returned in order."""
     async with opened(cluster) as consumer:
