@@ -315,6 +315,9 @@ class Consumer(Generic[K, V]):
         self._check_usable()
         self._invoker.listener = listener
         self._coordinator.subscribe(topics, self._invoker)
+        # In a group the revocation does this.
+        if self._settings.group_id is None:
+            self._positions.retain(self._fetcher.assignment)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions. Those that are read already keep their position and pause.

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from penstock.shared.clients.consumer import Consumer, RebalanceListener
+from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import IllegalState
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests.shared.clients.consumer.filled import filled, opened
 
@@ -118,6 +120,18 @@ async def test_a_seek_that_fails_keeps_the_unread_records(cluster: FakeCluster) 
             with pytest.raises(IllegalState, match="t-1: not assigned"):
                 await seek(A, B)
         assert await offsets_of(consumer, 2) == [2, 3]
+
+
+async def test_a_subscription_in_the_body_holds_for_the_next_record() -> None:
+    """Without a group too, a new subscription drops the unread records of topics that it does not have."""
+    async with filled(RECORDS) as cluster, opened(cluster, group_id=None) as consumer:
+        cluster.create_topic("other")
+        consumer.subscribe(["t"])
+        assert await offsets_of(consumer, 1) == [0]
+        consumer.subscribe(["other"])
+        async with Producer(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as producer:
+            await producer.send("other", b"v")
+        assert (await anext(consumer)).topic == "other"
 
 
 async def test_a_pause_in_the_body_holds_for_the_next_record(cluster: FakeCluster) -> None:
