@@ -297,10 +297,12 @@ class Consumer(Generic[K, V]):
         """Read topics by name, or those whose whole name matches a pattern, without Kafka's internal ones. The group's
         members share the partitions.
 
-        Raises InvalidTopic for an invalid topic name or an empty list, and TypeError for a listener that is not a
-        RebalanceListener with async methods.
+        Raises InvalidTopic for an invalid topic name or an empty list, TypeError for a listener that is not a
+        RebalanceListener with async methods, and IllegalState for a listener without a `group_id`.
         """
         check_listener(listener)
+        if listener is not None and self._settings.group_id is None:
+            raise IllegalState("a rebalance listener needs a group_id: without a group there are no rebalances")
         if isinstance(topics, str):
             raise TypeError("subscribe takes a list of topics or a compiled pattern, not one name")
         if not isinstance(topics, re.Pattern):

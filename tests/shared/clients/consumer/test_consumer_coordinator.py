@@ -19,6 +19,7 @@ from penstock.shared.common.errors import (
     AuthorizationFailed,
     CommitFailed,
     FencedInstanceId,
+    IllegalState,
     InconsistentGroupProtocol,
 )
 from penstock.shared.common.records import ProducerRecord, TopicPartition
@@ -104,6 +105,12 @@ def has_more(seen: list[Request], api: Api, than: int) -> bool:
 
 def names(heard: Heard) -> list[str]:
     return [name for name, _ in heard.calls]
+
+
+def test_a_listener_needs_a_group() -> None:
+    """Without a group there are no rebalances, so `subscribe` rejects a listener that would never be called."""
+    with pytest.raises(IllegalState, match="a rebalance listener needs a group_id"):
+        Consumer("127.0.0.1:1").subscribe(["t"], Heard())
 
 
 async def test_a_dynamic_member_leaves(cluster: FakeCluster) -> None:
