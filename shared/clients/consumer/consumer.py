@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import re
 from asyncio import current_task
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -506,7 +507,12 @@ class Consumer(Generic[K, V]):
         `callback(offsets, error)` is called once on the event loop. The error is None if these offsets or newer ones
         are committed. Otherwise it is CommitFailed as in `commit`, or the first error that is not retried. If 10,000
         callbacks already wait, the oldest one gets CoordinatorNotAvailable.
+
+        Raises TypeError for a callback that is async or not callable, ValueError or TypeError for an invalid offset,
+        and IllegalState if there is no `group_id`.
         """
+        if callback is not None and (not callable(callback) or inspect.iscoroutinefunction(callback)):
+            raise TypeError(f"commit_async: callback must be a function that is not async, got {callback!r}")
         positions = self._positions
         wanted, lost = self._committable_offsets(offsets)
         positions.registered(wanted)

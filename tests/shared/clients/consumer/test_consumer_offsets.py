@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+from penstock.shared.clients.consumer import Consumer
 from penstock.shared.common.errors import AuthorizationFailed, NoOffsetForPartition, OffsetOutOfRange
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
@@ -47,6 +49,16 @@ async def test_invalid_commits_are_rejected(
             consumer.commit_async(offsets)
         assert cluster.committed("g") == {A: OffsetAndMetadata(4)}
         await consumer.commit({A: 5})
+
+
+async def _on_commit(_offsets: object, _error: object) -> None: ...
+
+
+@pytest.mark.parametrize("callback", [_on_commit, 5])
+def test_a_commit_callback_is_a_function_that_is_not_async(callback: Any) -> None:
+    """`commit_async` rejects a callback that it could not call, or that nothing would await."""
+    with pytest.raises(TypeError, match="callback must be a function that is not async"):
+        Consumer("127.0.0.1:1").commit_async(callback=callback)
 
 
 async def test_wrong_positions_and_limits_are_rejected(cluster: FakeCluster) -> None:
