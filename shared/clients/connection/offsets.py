@@ -1,4 +1,4 @@
-"""Checks the offsets that a caller passes, and looks up offsets at the leaders of partitions.
+"""Checks the offsets and partitions that a caller passes, and looks up offsets at the leaders of partitions.
 
 Offsets are checked before a request, because a broker interprets some negative numbers in its own way.
 
@@ -38,9 +38,28 @@ def checked_offset(tp: TopicPartition, offset: object) -> int:
     Raises TypeError if it is no integer or `tp` is no TopicPartition, ValueError if it is below 0 or has more than 64
     bits.
     """
+    _check_type(tp)
+    return _checked_int(tp, offset, "offset", "a position in a partition")
+
+
+def checked_partitions(given: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """Return the partitions, each number as an int, also if it is an integer of numpy.
+
+    Raises TypeError for what is no TopicPartition or whose number is no integer, ValueError for a number that is below
+    0 or has more than 32 bits, and InvalidTopic for a name that Kafka does not allow.
+    """
+    checked = []
+    for tp in given:
+        _check_type(tp)
+        number = _checked_int(tp, tp.partition, "partition", "the number of a partition", 0, INT32_MAX)
+        checked.append(TopicPartition(tp.topic, number))
+    checked_topic_names(dict.fromkeys(tp.topic for tp in checked))
+    return checked
+
+
+def _check_type(tp: object) -> None:
     if not isinstance(tp, TopicPartition):
         raise TypeError(f"{tp!r} is not a TopicPartition")
-    return _checked_int(tp, offset, "offset", "a position in a partition")
 
 
 def _checked_int(what: object, value: object, kind: str, meaning: str, least: int = 0, most: int = INT64_MAX) -> int:

@@ -38,7 +38,7 @@ from prometheus_client import CollectorRegistry
 from typing_extensions import TypeVar
 
 from penstock.shared.clients.connection import Connection, list_offsets
-from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_time
+from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_partitions, checked_time
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assignor
 from penstock.shared.clients.consumer.commit_request_manager import CommitRequestManager, OnCommit
 from penstock.shared.clients.consumer.consumer_coordinator import UNKNOWN_TOPIC_REFRESH_MS, ConsumerCoordinator
@@ -329,8 +329,10 @@ class Consumer(Generic[K, V]):
 
         Unless `commit_strategy` is `none`, first commits the processed records, without waiting. The returned records
         of partitions that are no longer read count as processed, except the last record of an `async for`.
+
+        Raises InvalidTopic, TypeError or ValueError for a partition that cannot exist.
         """
-        partitions = list(partitions)
+        partitions = checked_partitions(partitions)
         if self._state == "new":
             self._wanted = partitions
             return
@@ -845,6 +847,7 @@ class Consumer(Generic[K, V]):
 
     async def _list_offsets(self, specs: Mapping[TopicPartition, str | int]) -> dict[TopicPartition, int]:
         self._check_usable()
+        checked_partitions(specs)
         if not specs:
             return {}
         limit_ms = self._connection.settings.request_timeout_ms

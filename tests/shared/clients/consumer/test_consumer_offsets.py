@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.clients.consumer import Consumer
-from penstock.shared.common.errors import AuthorizationFailed, NoOffsetForPartition, OffsetOutOfRange
+from penstock.shared.common.errors import AuthorizationFailed, InvalidTopic, NoOffsetForPartition, OffsetOutOfRange
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 from tests.shared.clients.consumer.filled import filled, opened
@@ -49,6 +49,29 @@ async def test_invalid_commits_are_rejected(
             consumer.commit_async(offsets)
         assert cluster.committed("g") == {A: OffsetAndMetadata(4)}
         await consumer.commit({A: 5})
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ([A, TopicPartition("t", "0")], TypeError, "t-0: '0' is not the number of a partition"),  # type: ignore[arg-type]
+        ([TopicPartition("t", -1)], ValueError, "t--1: partition -1"),
+        ([TopicPartition("t t", 0)], InvalidTopic, "t t"),
+        ([("t", 0)], TypeError, r"\('t', 0\) is not a TopicPartition"),
+        (A, TypeError, "'t' is not a TopicPartition"),
+    ],
+)
+async def test_invalid_partitions_are_rejected(given: Any, error: type[Exception], message: str) -> None:
+    """`assign` and the lookups of offsets reject a partition that cannot exist. What was assigned before is read on."""
+    with pytest.raises(error, match=message):
+        Consumer("127.0.0.1:1").assign(given)
+    async with filled(RECORDS) as cluster, opened(cluster, group_id=None) as consumer:
+        consumer.assign([A])
+        with pytest.raises(error, match=message):
+            consumer.assign(given)
+        with pytest.raises(error, match=message):
+            await consumer.end_offsets(given)
+        assert len((await consumer.poll(1_000))[A]) == RECORDS
 
 
 async def _on_commit(_offsets: object, _error: object) -> None: ...
