@@ -197,8 +197,11 @@ class FetchRequestManager:
         for tp, offset in fetch.wanted.items():
             row = tp.partition, offset, fetch.epochs[tp], settings.max_partition_fetch_bytes
             topics.setdefault(tp.topic, []).append(row)
+        # The broker must answer before the request times out here. Otherwise it could never send what there is, if that
+        # is less than `fetch_min_bytes`.
+        wait_ms = min(fetch.max_wait_ms, self._connection.settings.request_timeout_ms // 2)
         request = FetchRequest(
-            fetch.max_wait_ms,
+            wait_ms,
             settings.fetch_min_bytes,
             fetch.max_bytes,
             self.fetcher.read_committed,

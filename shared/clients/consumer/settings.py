@@ -49,7 +49,9 @@ class ReadingSettings(Section):
     partition_assignment_strategy: Literal["range", "roundrobin", "sticky", "cooperative-sticky"] = "range"
     fetch_min_bytes: int = Field(default=1, ge=1, le=INT32_MAX)
     fetch_max_bytes: int = Field(default=50 * 1024 * 1024, ge=1, le=INT32_MAX)
-    fetch_max_wait_ms: int = Field(default=500, ge=0, le=INT32_MAX)
+    fetch_max_wait_ms: int = Field(
+        default=500, ge=0, le=INT32_MAX, description="sent as half of kafka.request_timeout_ms if that is less"
+    )
     max_partition_fetch_bytes: int = Field(default=1024 * 1024, ge=1, le=INT32_MAX)
     fetch_buffer_bytes: int = Field(
         default=64 * 1024 * 1024,

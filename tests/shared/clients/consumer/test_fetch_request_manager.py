@@ -245,6 +245,20 @@ async def test_prefetched_while_others_are_paused() -> None:
             assert columns.offsets.tolist() == list(range(1, 30))
 
 
+@pytest.mark.parametrize("count", [0, 5])
+async def test_a_wait_for_data_ends_before_the_request_times_out(count: int) -> None:
+    """Fewer bytes than `fetch_min_bytes` arrive, and the end of an empty partition is known, if `fetch_max_wait_ms` is
+    longer than `request_timeout_ms`."""
+    settings = EARLIEST.model_copy(update={"fetch_min_bytes": 1_000_000, "fetch_max_wait_ms": 60_000})
+    async with FakeCluster() as cluster:
+        await fill(cluster, count, partitions=1)
+        async with asyncio.timeout(5), Consumer(settings_of(cluster, request_timeout_ms=300), settings) as consumer:
+            consumer.assign([T0])
+            await read(consumer, count)
+            while not consumer.is_at_end(T0):
+                await consumer.poll(20)
+
+
 async def test_no_broker_at_all() -> None:
     """A consumer cannot start without a cluster. If the cluster disappears, it returns nothing and keeps retrying."""
     async with FakeCluster() as cluster:
