@@ -315,7 +315,7 @@ class Fetcher:
 
     def _offset_lookups(self, leader: Leader, now_ms: float) -> list[OffsetLookup]:
         by_commit: dict[TopicPartition, ResetPolicy | None] = {}
-        by_topic: dict[str, dict[TopicPartition, ResetPolicy | None]] = {}
+        by_leader: dict[tuple[str, int], dict[TopicPartition, ResetPolicy | None]] = {}
         for tp, state in self._partitions.items():
             if state.position is not None or state.request_out or state.error is not None or state.retry_ms > now_ms:
                 continue
@@ -325,13 +325,13 @@ class Fetcher:
                 continue
             if state.reset is None:
                 by_commit[tp] = None
-            elif leader(tp) is None:
+            elif (node := leader(tp)) is None:
                 self._stale = True
             else:
-                # One lookup for each topic: an error of one topic must not fail the others.
-                by_topic.setdefault(tp.topic, {})[tp] = state.reset
+                # One lookup for each topic and leader: an error of one of them must not fail the others.
+                by_leader.setdefault((tp.topic, node), {})[tp] = state.reset
         lookups = [OffsetLookup(by_commit, True)] if by_commit else []
-        lookups += [OffsetLookup(wanted, False) for wanted in by_topic.values()]
+        lookups += [OffsetLookup(wanted, False) for wanted in by_leader.values()]
         for lookup in lookups:
             for tp in lookup.wanted:
                 self._partitions[tp].request_out = lookup

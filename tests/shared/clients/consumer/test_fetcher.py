@@ -816,6 +816,17 @@ def test_the_lookup_of_a_paused_partition_is_retried() -> None:
     assert [one.wanted for one in scene.next_requests().lookups] == [{A0: ResetPolicy("earliest")}]
 
 
+def test_a_leader_that_does_not_respond_blocks_no_lookup_at_others() -> None:
+    """Partitions of one topic are looked up at each leader on its own."""
+    scene = Scene("earliest")
+    scene.leaders[A1] = 2
+    scene.fetcher.assign([A0, A1])
+    first, second = scene.next_requests().lookups
+    scene.fetcher.failed(first, BrokerNotAvailable("gone"), scene.now)
+    scene.fetcher.placed(second, {A1: 3})
+    assert (scene.fetcher.position(A0), scene.fetcher.position(A1)) == (None, 3)
+
+
 def test_a_lookup_without_a_leader() -> None:
     """A partition without a leader does not block the lookups of others."""
     scene = Scene("earliest")
