@@ -41,6 +41,7 @@ from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import AuthorizationFailed, IllegalState
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import GroupMetadata, TopicPartition
+from penstock.shared.common.repeated_failure import RepeatedFailure
 
 log = get_logger(__name__)
 
@@ -88,6 +89,9 @@ class ConsumerCoordinator:
         self._polls = 0
         self._polled_ms = clock.monotonic_ms()
         self._next_refresh_ms = 0
+        # The metadata request of the last look for topics that do not exist.
+        self._look: asyncio.Future[bool] | None = None
+        self._missing = RepeatedFailure()
         self._requests = GroupRequests(
             connection,
             member,
@@ -123,6 +127,7 @@ class ConsumerCoordinator:
         else:
             for topic in self._subscription.topics:
                 self._connection.watch(topic)
+        self._look = None
         self._rebalances = rebalances
         # The interval between polls begins now, not when the consumer was made.
         self._polled_ms = self._clock.monotonic_ms()
@@ -139,13 +144,22 @@ class ConsumerCoordinator:
             self._update_subscription()
 
     def look_for_topics(self, now_ms: int) -> None:
-        """Request metadata if a subscribed topic does not exist."""
+        """Request metadata if a subscribed topic does not exist, and log the topics that the request does not find."""
         if now_ms < self._next_refresh_ms:
             return
+        fields = {"client_id": self._connection.client_id}
+        missing = sorted(topic for topic in self._subscription.topics if self._connection.partitions(topic) is None)
+        if not missing:
+            self._look = None
+            if (times := self._missing.succeeded(now_ms)) is not None:
+                log.info("all subscribed topics exist", **fields, **times)
+            return
+        is_answered = self._look is not None and self._look.done() and self._look.result()
+        if is_answered and (times := self._missing.failed(now_ms)) is not None:
+            log.warning("subscribed topics do not exist", **fields, topics=missing, **times)
         # Without this request a topic that is created later would be found only with the next regular refresh.
-        if any(self._connection.partitions(topic) is None for topic in self._subscription.topics):
-            self._next_refresh_ms = now_ms + UNKNOWN_TOPIC_REFRESH_MS
-            self._connection.refresh_metadata()
+        self._next_refresh_ms = now_ms + UNKNOWN_TOPIC_REFRESH_MS
+        self._look = self._connection.refresh_metadata()
 
     def _update_subscription(self) -> None:
         """Apply the metadata: pass the subscribed topics to the member, or without a group read their partitions."""

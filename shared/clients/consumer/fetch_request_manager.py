@@ -16,12 +16,17 @@ from penstock.shared.clients.consumer.subscription_state import Move, ResetPolic
 from penstock.shared.clients.protocol.fetch import FetchRequest
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.errors import IllegalState, PenstockError, RetriableError
+from penstock.shared.common.errors import IllegalState, NotLeaderOrFollower, PenstockError, RetriableError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.repeated_failure import RepeatedFailure
 
 log = get_logger(__name__)
+
+NO_LEADER = "partitions without a leader"
+"""What fails in the log if a partition has no leader, or does not exist: no request is sent for it."""
+LOGGED_PARTITIONS = 10
+"""The maximum number of partitions that this line names."""
 
 FetchCommitted = Callable[[Sequence[TopicPartition]], Awaitable[dict[TopicPartition, OffsetAndMetadata]]]
 
@@ -96,6 +101,8 @@ class FetchRequestManager:
         self._failed -= gone
         for topic in {tp.topic for tp in gone} - {tp.topic for tp in self._failed}:
             self._failing.pop(f"records of {topic}", None)
+        if NO_LEADER in self._failing and not self._leaderless():
+            del self._failing[NO_LEADER]
         for topic in dict.fromkeys(tp.topic for tp in partitions):
             self._connection.watch(topic)
         self.pump()
@@ -173,6 +180,8 @@ class FetchRequestManager:
         """Start the requests that the fetcher wants now."""
         if not self._is_open:
             return
+        if NO_LEADER in self._failing and not self._leaderless():
+            self._log_outcome(NO_LEADER, None)
         now_ms = self._clock.monotonic_ms()
         requests = self.fetcher.next_requests(self._connection.leader, now_ms)
         self._metrics.buffered(self.fetcher.buffered_bytes)
@@ -262,6 +271,9 @@ class FetchRequestManager:
         for topic in {tp.topic for tp in outcomes} - {tp.topic for tp in self._failed} | repeated.keys():
             self._log_outcome(f"records of {topic}", repeated.get(topic))
 
+    def _leaderless(self) -> list[TopicPartition]:
+        return sorted(tp for tp in self.fetcher.assignment if self._connection.leader(tp) is None)
+
     def _log_outcome(self, what: str, error: PenstockError | None) -> None:
         """Log a failure that is retried, at growing intervals, and its end."""
         if error is None and what not in self._failing:
@@ -299,8 +311,13 @@ class FetchRequestManager:
         """Refresh the metadata; the wait until the next refresh grows with each refresh in a row."""
         if self._clock.monotonic_ms() - self._refreshed_ms > RETRY_BACKOFF_MAX_MS:
             self._refreshes = 0
-        await self._connection.refresh_metadata()
+        is_new = await self._connection.refresh_metadata()
         self._refreshes += 1
+        # During an election there is no leader for a moment. It has usually ended by the second refresh in a row.
+        if is_new and self._refreshes > 1 and (waiting := self._leaderless()):
+            names = ", ".join(map(str, waiting[:LOGGED_PARTITIONS]))
+            more = f" and {n} more" if (n := len(waiting) - LOGGED_PARTITIONS) > 0 else ""
+            self._log_outcome(NO_LEADER, NotLeaderOrFollower(f"no leader, or no such partition: {names}{more}"))
         self.pump()
         backoff = ExponentialBackoff(self._connection.settings.retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
         await asyncio.sleep(backoff.wait_ms(self._refreshes) / 1000)

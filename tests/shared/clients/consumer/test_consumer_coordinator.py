@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 from aiokafka.client import ConnectionGroup
+from structlog.testing import capture_logs
 
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from penstock.shared.clients.producer import Producer
@@ -111,6 +112,27 @@ def test_a_listener_needs_a_group() -> None:
     """Without a group there are no rebalances, so `subscribe` rejects a listener that would never be called."""
     with pytest.raises(IllegalState, match="a rebalance listener needs a group_id"):
         Consumer("127.0.0.1:1").subscribe(["t"], Heard())
+
+
+@pytest.mark.parametrize("group_id", ["g", None])
+async def test_missing_topics_are_logged(cluster: FakeCluster, group_id: str | None) -> None:
+    """The log has the subscribed topics that do not exist, not once for each look, and when all of them exist."""
+    with capture_logs() as logged:
+        async with member(cluster, ["t", "ordes"], group_id=group_id) as consumer:
+            looks = consumer._coordinator.look_for_topics
+
+            async def look(*times_ms: int) -> list[tuple[str, list[str] | None]]:
+                for now_ms in times_ms:
+                    looks(now_ms)
+                    await consumer._connection.refresh_metadata()
+                return [(line["log_level"], line.get("topics")) for line in logged if "subscribed" in line["event"]]
+
+            warning = ("warning", ["ordes"])
+            # The first look may be earlier than the first metadata of the topic.
+            assert await look(1_000) == []
+            assert await look(2_000, 3_000) == [warning]
+            cluster.create_topic("ordes")
+            assert await look(4_000, 5_000) == [warning, ("info", None)]
 
 
 async def test_a_dynamic_member_leaves(cluster: FakeCluster) -> None:

@@ -313,6 +313,25 @@ def levels(logged: Iterable[MutableMapping[str, Any]], what: str) -> list[str]:
     return [line["log_level"] for line in logged if line.get("what") == what]
 
 
+async def test_a_partition_without_a_leader_is_logged() -> None:
+    """The log has the partition, also if it does not exist, and the end of the failure."""
+    async with FakeCluster() as cluster:
+        with capture_logs() as logged:
+            async with asyncio.timeout(20), Consumer(settings_of(cluster), EARLIEST) as consumer:
+                consumer.assign([T0])
+                while not levels(logged, "partitions without a leader"):
+                    assert await consumer.poll(20) == {}
+                await fill(cluster, 5, partitions=1)
+                await read(consumer, 5)
+                consumer.assign([T1])
+                while len(levels(logged, "partitions without a leader")) < 3:
+                    assert await consumer.poll(20) == {}
+                consumer.assign([T0])
+                await read(consumer, 5)
+    assert levels(logged, "partitions without a leader") == ["warning", "info", "warning"]
+    assert "t-0" in next(line["reason"] for line in logged if "reason" in line)
+
+
 async def test_a_fetch_that_fails_as_a_whole_is_logged_by_topic() -> None:
     """The log has the topic whose leader does not respond, and the end of the failure."""
     async with FakeCluster() as cluster:
