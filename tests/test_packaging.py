@@ -15,6 +15,8 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("shared", "services", "api")
@@ -115,6 +117,24 @@ def test_license_is_packed(wheel: zipfile.ZipFile, metadata: Message) -> None:
     """The wheel names the licence by its SPDX identifier and contains its full text."""
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata_file(wheel, "licenses/LICENSE") == (ROOT / "LICENSE").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("package", "least", "needed_for"),
+    [
+        ("deltalake", "1.6.6", "deltalake.transaction.RemoveAction"),
+        ("prometheus-client", "0.24", "remove_by_labels"),
+        ("pydantic-settings", "2.9", "pydantic_settings.exceptions"),
+    ],
+)
+def test_a_dependency_has_what_is_used(package: str, least: str, needed_for: str) -> None:
+    """The lowest version that pyproject.toml allows is not below the first with the name that is used."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    wanted = [*project["dependencies"], *(line for lines in extras for line in lines)]
+    (requirement,) = {Requirement(line) for line in wanted if Requirement(line).name == package}
+    lowest = min(Version(one.version) for one in requirement.specifier if one.operator == ">=")
+    assert lowest >= Version(least), needed_for
 
 
 def test_lock_covers_every_dependency() -> None:
