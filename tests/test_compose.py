@@ -130,7 +130,18 @@ def test_services_listen_on_the_published_ports(service: str) -> None:
 def test_every_long_running_service_has_a_health_check() -> None:
     """Every service except the one-shot ones has a complete health check."""
     for name in SERVICES.keys() - ONE_SHOT:
-        assert {"test", "interval", "timeout", "retries", "start_period"} <= SERVICES[name]["healthcheck"].keys(), name
+        check = SERVICES[name]["healthcheck"]
+        assert {"test", "interval", "timeout", "retries", "start_period"} <= check.keys(), name
+        # Docker may set a proxy in each container, which does not reach its own address.
+        assert "urllib" not in check["test"][-1] or "ProxyHandler({})" in check["test"][-1], name
+
+
+def test_the_spark_worker_removes_the_jars_of_compactions() -> None:
+    """By default it keeps them for a week, and compactions begin every few minutes."""
+    given = SERVICES["spark-worker"]["environment"]["SPARK_WORKER_OPTS"]
+    options = dict(re.findall(r"-Dspark\.worker\.cleanup\.(\w+)=(\S+)", given))
+    assert options["enabled"] == "true"
+    assert int(options["interval"]) + int(options["appDataTtl"]) <= 3_600
 
 
 def test_volumes_are_declared_and_used() -> None:
