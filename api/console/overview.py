@@ -506,7 +506,7 @@ def restore_estimate_s(tasks: Sequence[Mapping[str, Any]], services: Sequence[Se
         for task in tasks
         if task.get("restore_ms") is not None
     ]
-    checks = [service.checks.get("compaction") or {} for service in services]
+    checks = [check for service in services for check in service.checks.values()]
     counts = [check.get("changelog_records") for check in checks]
     changelog_records = [count for count in counts if isinstance(count, int)]
     if not restores or not changelog_records:

@@ -52,6 +52,8 @@ STOP_SHARE = 0.95
 """The share of `shutdown_timeout_ms` after which a worker is killed."""
 REQUEST_SHARE = 0.04
 """The share of `shutdown_timeout_ms` for requests that still run after all workers have ended."""
+SHOWN_FACTS = ("pid", "partitions_running", "partitions", "changelog_records", "snapshot_at_ms")
+"""The facts of a worker's checks of tasks and compaction that its check here has."""
 CHECK_MS = 1_500
 """The time limit of a worker's health and metrics. A check as a whole has 2 s."""
 FORWARD_RESERVE_MS = 5_000
@@ -129,7 +131,8 @@ class WorkerSlot:
             body = decode_json((await self._client.get("/health", timeout=CHECK_MS / 1000)).content)
             failing = [f"{name}: {one['detail']}" for name, one in body["checks"].items() if one["status"] != "ok"]
             tasks = body["checks"]["tasks"]
-            facts |= {name: tasks[name] for name in ("pid", "partitions_running", "partitions") if name in tasks}
+            shown = tasks | body["checks"].get("compaction", {})
+            facts |= {name: shown[name] for name in SHOWN_FACTS if name in shown}
             return CheckResult(body["status"] == "ok", "; ".join(failing) or tasks["detail"], facts)
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as e:
             return CheckResult(False, f"does not answer: {type(e).__name__}: {e}".rstrip(": "), facts)

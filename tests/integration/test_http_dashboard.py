@@ -226,6 +226,7 @@ async def test_all_pages_and_buttons(kafka: Broker, topic_name: str, tmp_path: P
             response = await client.post(f"/v1/topics/{topic_name}/events", content=b"2\n" * 40, headers=NDJSON)
             assert response.status_code == 200
             await page.until(f"document.getElementById('stored').textContent === '{before + 40}'")
+        assert await page.run("moment(1717200000000000000)") == "1717200000000000000 ms"
         await search_by_key(page)
         await turn_pages(page)
         await a_group_catches_up(page, servers, topic_name)

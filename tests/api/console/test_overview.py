@@ -196,6 +196,8 @@ def test_restore_estimates_use_the_last_restores_rate() -> None:
     small = {"restore_ms": 30, "restored_windows": 0, "restored_changelog_records": 2, "state_rows": 10_000}
     aggregator = ServiceSample("aggregator", "", "ok", checks={"compaction": {"changelog_records": 20_000}})
     assert restore_estimate_s([large, small], [aggregator]) == 0.5
+    workers = {"worker-1": {"changelog_records": None}, "worker-2": {"changelog_records": 20_000}}
+    assert restore_estimate_s([large, small], [ServiceSample("aggregator", "", "ok", checks=workers)]) == 0.5
     assert restore_estimate_s([], [aggregator]) is None
     assert restore_estimate_s([{"state_rows": 5}], [aggregator]) is None
 

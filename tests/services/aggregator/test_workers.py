@@ -42,7 +42,8 @@ def app_of(name: str, *, is_well: bool = True) -> FastAPI:
     registry = CollectorRegistry()
     metrics.counter(registry, "streams_x", "X.", "topic").labels(topic="t").inc(len(name))
     checks: dict[str, Check] = {
-        "tasks": lambda: CheckResult(is_well, "restoring", {"pid": 42, "partitions_running": 1})
+        "tasks": lambda: CheckResult(is_well, "restoring", {"pid": 42, "partitions_running": 1}),
+        "compaction": lambda: CheckResult(True, "", {"state": "idle", "changelog_records": 7, "snapshot_at_ms": None}),
     }
     app, router = create_health_app(name, checks, registry), APIRouter()
 
@@ -94,7 +95,7 @@ async def test_a_workers_health_is_one_check(tmp_path: Path) -> None:
         worker = WorkerSlot(1, tmp_path, {}, FORWARD_MS)
         await worker.start(FOREVER, 1_000)
         async with serving(worker, app_of("a", is_well=is_well)):
-            facts = {"restarts": 0, "pid": 42, "partitions_running": 1}
+            facts = {"restarts": 0, "pid": 42, "partitions_running": 1, "changelog_records": 7, "snapshot_at_ms": None}
             assert await worker.check() == CheckResult(is_well, detail, facts)
     worker = WorkerSlot(1, tmp_path, {}, FORWARD_MS)
     assert await worker.check() == CheckResult(False, "starting", {"restarts": 0})
