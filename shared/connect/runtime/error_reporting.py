@@ -5,8 +5,9 @@ A dead letter is the record as it was read: key, value, headers and timestamp. I
 UTF-8 text. Until a sink task's offsets are committed, `RawRecords` keeps the records as they were read, up to
 `CACHED_BYTES_MAX`. The dead letter of a record that is no longer kept is converted from its `SinkRecord`.
 
-Dead letters are stored in the background. Before offsets are committed, the task waits for them, so that none is lost
-if the worker ends. If a dead letter cannot be written, the task fails.
+Dead letters are stored in the background. Before records are delivered to a sink's `put`, which may store their
+offsets, and before offsets are committed, the task waits for them, so that none is lost if the worker ends. If a dead
+letter cannot be written, the task fails.
 """
 
 from __future__ import annotations

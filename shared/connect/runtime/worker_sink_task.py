@@ -131,6 +131,9 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 return
             lists = [converted[tp] for tp in ours]
             self._add_to_batch(ours, lists[0] if len(lists) == 1 else list(itertools.chain.from_iterable(lists)))
+            # A task may store offsets in `put`, which pass the records that failed before these.
+            if self.sink_state.batch:
+                await self._reporters.flush()
             await self._put_batch()
 
     @property

@@ -131,6 +131,29 @@ async def test_a_dead_letter_topic_that_exists_is_not_created() -> None:
         assert run.listener.of(id) == ["startup"]
 
 
+async def test_records_are_delivered_after_the_dead_letters_in_front_of_them_are_stored() -> None:
+    """A task gets no record while a dead letter in front of it is not stored: it may store the record's offset itself,
+    so that the failed record would be lost.
+    """
+    async with running() as run:
+        run.cluster.create_topic("dlq")
+        async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+            await producer.send("t", b"not json")
+            await producer.send("t", b"1")
+        with run.cluster.control(Api.PRODUCE, Fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED)):
+            id = await run.run(
+                RecordingSink,
+                topics="t",
+                value_converter="org.apache.kafka.connect.json.JsonConverter",
+                value_converter_schemas_enable="false",
+                errors_tolerance="all",
+                errors_deadletterqueue_topic_name="dlq",
+            )
+            await run.until(lambda: "failure" in run.listener.of(id))
+        assert "dead letters could not be written" in run.listener.traces[0]
+        assert RecordingSinkTask.made[0].values == []
+
+
 @pytest.mark.parametrize("when", ["put", "pre_commit"])
 async def test_a_record_reported_late_is_not_committed(when: str) -> None:
     """A record that is reported in `put` or while flushing fails the task before its offset is committed, if errors are
