@@ -175,14 +175,16 @@ class PostgresSinkTask(SinkTask):
                 size = 2 * size
                 continue
             errant, error = await self._first_errant(part, error)
-            # Reported before the records in front of it are written. If the report fails the task, these records are
-            # therefore not written twice.
-            await self._report_errant_record(part[errant], error)
-            # If these records fail now, the database has changed meanwhile: the next turn searches again.
-            if await self._try_to_write_rows(part[:errant]) is None:
-                self._note_written_offsets([part[errant]])
-                at += errant + 1
             size = max(1, errant)
+            if error is not None:
+                # Reported before the records in front of it are written. If the report fails the task, these records
+                # are therefore not written twice.
+                await self._report_errant_record(part[errant], error)
+                # If these records fail now, the database has changed meanwhile: the next turn searches again.
+                if await self._try_to_write_rows(part[:errant]) is not None:
+                    continue
+                self._note_written_offsets([part[errant]])
+            at += errant + 1
 
     async def _have_columns_changed(self, records: list[SinkRecord]) -> bool:
         """Read the columns of the records' known tables again. Returns whether one has other columns or types now.
@@ -215,16 +217,19 @@ class PostgresSinkTask(SinkTask):
             raise await self._failure_to_raise(e) from e
         return None
 
-    async def _first_errant(self, records: list[SinkRecord], error: Exception) -> tuple[int, Exception]:
+    async def _first_errant(self, records: list[SinkRecord], error: Exception) -> tuple[int, Exception | None]:
         """Return the index of the first record that cannot be a row, and its error. No row is written.
 
-        Writing the records together must have failed with `error`.
+        Writing the records together must have failed with `error`. If another session has removed the cause meanwhile,
+        the error is None, and the records up to the index are written.
         """
         # 1. Doubling lengths from the start find a failing prefix. An early error then costs few attempts.
         # 2. A binary search between the last succeeding and the first failing length finds the record.
+        # 3. If the succeeding attempt came last, the failing one is repeated: its error may be over.
         # The first `fine` records succeed together; after the first loop, the first `failing` records fail.
         fine = 0
         failing = 1
+        found: Exception | None = error
         while failing < len(records):
             found = await self._try_to_write_rows(records[:failing], keep=False)
             if found is not None:
@@ -240,7 +245,9 @@ class PostgresSinkTask(SinkTask):
             else:
                 failing = middle
                 error = found
-        return failing - 1, error
+        if found is not None:
+            return failing - 1, error
+        return failing - 1, await self._try_to_write_rows(records[:failing])
 
     async def _report_errant_record(self, record: SinkRecord, error: Exception) -> None:
         """Report a record's error once. Raises ConnectError if there is no reporter, or errors are not tolerated."""
