@@ -401,7 +401,9 @@ class PostgresSinkTask(SinkTask):
             if not (fields := columns_of(writes)):
                 raise DataError(f"table {name} cannot be created: all values of the records are null")
             await change_schema(connection, sql.create_table(name, fields, writes[0].key))
-        elif missing := {one: kind for one, (kind, _) in columns_of(writes).items() if one not in table.columns}:
+            # Another task may have created the table at the same time, with other columns.
+            table = await self._describe_changed_table(connection, name)
+        if missing := {one: kind for one, (kind, _) in columns_of(writes).items() if one not in table.columns}:
             # A name that Postgres does not allow is an error of the record, not of the table.
             sql.quoted_columns(missing)
             if not self._values["auto.evolve"]:
@@ -411,12 +413,15 @@ class PostgresSinkTask(SinkTask):
                     f"(records from {first} on)"
                 )
             await change_schema(connection, sql.add_columns(name, missing))
-        found = await self._describe_table(connection, name)
-        if found is None:
-            raise RetriableError(f"table {name} was dropped while it was changed")
-        self._tables[name] = found
-        if unknown := wanted.keys() - found.columns.keys():
+            table = await self._describe_changed_table(connection, name)
+        self._tables[name] = table
+        if unknown := wanted.keys() - table.columns.keys():
             raise DataError(f"table {name} has no column {', '.join(sorted(unknown))}, which a tombstone's key names")
+
+    async def _describe_changed_table(self, connection: Any, name: str) -> sql.SqlTable:
+        if (found := await self._describe_table(connection, name)) is None:
+            raise RetriableError(f"table {name} was dropped while it was changed")
+        return found
 
     async def _describe_table(self, connection: Any, name: str) -> sql.SqlTable | None:
         rows = await connection.fetch(sql.columns_of_table("to_regclass($1)"), sql.quoted(name))

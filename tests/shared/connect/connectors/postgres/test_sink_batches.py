@@ -10,6 +10,7 @@ import pytest
 
 from penstock.shared.connect.connectors.postgres.database import driver
 from penstock.shared.connect.connectors.postgres.sink import PostgresSinkTask
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord
 from tests.shared.connect.connectors.sink_context import A, Context, Reporter, record
 
@@ -121,3 +122,22 @@ async def test_only_the_rejected_record_is_left_out(size: int, monkeypatch: pyte
         await task.put(batch(*({"id": number} for number in range(size))))
         rest = [number for number in range(size) if number != errant]
         assert (reported(task), [row["id"] for row in database.rows]) == ([errant], rest)
+
+
+async def test_tasks_that_create_a_table_together_add_their_own_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task whose CREATE TABLE comes second adds the columns that the other task's table lacks."""
+    database = FakeDatabase()
+    database.before_create = lambda: database.columns.update(id=False)
+    task = await started(database, monkeypatch, auto_create="true", auto_evolve="true")
+    await task.put(batch({"id": 1, "note": 2}))
+    assert (reported(task), database.rows) == ([], [{"id": 1, "note": 2}])
+
+
+async def test_a_second_create_table_needs_auto_evolve_for_other_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the missing column fails the task, and no record is rejected."""
+    database = FakeDatabase()
+    database.before_create = lambda: database.columns.update(id=False)
+    task = await started(database, monkeypatch, auto_create="true")
+    with pytest.raises(ConnectError, match=r"no column note, and auto\.evolve is false"):
+        await task.put(batch({"id": 1, "note": 2}))
+    assert reported(task) == []
