@@ -174,6 +174,11 @@ class PostgresSinkTask(SinkTask):
                 at = at + len(part)
                 size = 2 * size
                 continue
+            # A missing table then gets the columns of all other records: the search begins with the first record alone.
+            if isinstance(error, DataError) and len(rows := await self._report_unconvertible_records(part)) < len(part):
+                records = [*records[:at], *rows, *records[at + len(part) :]]
+                size = max(1, len(rows))
+                continue
             errant, error = await self._first_errant(part, error)
             size = max(1, errant)
             if error is not None:
@@ -248,6 +253,19 @@ class PostgresSinkTask(SinkTask):
         if found is not None:
             return failing - 1, error
         return failing - 1, await self._try_to_write_rows(records[:failing])
+
+    async def _report_unconvertible_records(self, records: list[SinkRecord]) -> list[SinkRecord]:
+        """Report the records that cannot be converted to rows, and return the others. Needs no database."""
+        convertible = []
+        for record in records:
+            try:
+                if not self._is_written_record(record):
+                    self._builder.build([record])
+            except DataError as e:
+                await self._report_errant_record(record, e)
+            else:
+                convertible.append(record)
+        return convertible
 
     async def _report_errant_record(self, record: SinkRecord, error: Exception) -> None:
         """Report a record's error once. Raises ConnectError if there is no reporter, or errors are not tolerated."""

@@ -18,12 +18,11 @@ from tests.shared.connect.connectors.sink_context import A, Context, Reporter, r
 class FakeDatabase:
     """A connection to a database with one table, of columns that take any value. It has no constraints.
 
-    Each call of `before_copy` may change the database, or raise an error. An attempt without `keep` writes no row.
+    `before_copy` is called with the rows of each COPY, which it may reject, and `before_create` before a CREATE TABLE.
     """
 
     def __init__(self, *columns: str) -> None:
-        self.columns: dict[str, bool] = dict.fromkeys(columns, False)
-        """Whether each column is NOT NULL."""
+        self.columns = list(columns)
         self.rows: list[dict[str, Any]] = []
         self.uncommitted: list[dict[str, Any]] = []
         self.before_copy: Callable[[list[Any]], None] = lambda _rows: None
@@ -53,8 +52,7 @@ class FakeDatabase:
             if self.columns:
                 return
         if "TABLE" in statement:
-            for name, required in re.findall(r'"(\w+)" bigint( NOT NULL)?', statement):
-                self.columns.setdefault(name, bool(required))
+            self.columns += re.findall(r'"(\w+)" bigint', statement)
 
     async def copy_records_to_table(self, name: str, *, records: list[Any], columns: Any, schema_name: Any) -> None:
         self.before_copy(records)
@@ -127,7 +125,7 @@ async def test_only_the_rejected_record_is_left_out(size: int, monkeypatch: pyte
 async def test_tasks_that_create_a_table_together_add_their_own_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task whose CREATE TABLE comes second adds the columns that the other task's table lacks."""
     database = FakeDatabase()
-    database.before_create = lambda: database.columns.update(id=False)
+    database.before_create = lambda: database.columns.append("id")
     task = await started(database, monkeypatch, auto_create="true", auto_evolve="true")
     await task.put(batch({"id": 1, "note": 2}))
     assert (reported(task), database.rows) == ([], [{"id": 1, "note": 2}])
@@ -136,8 +134,23 @@ async def test_tasks_that_create_a_table_together_add_their_own_columns(monkeypa
 async def test_a_second_create_table_needs_auto_evolve_for_other_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the missing column fails the task, and no record is rejected."""
     database = FakeDatabase()
-    database.before_create = lambda: database.columns.update(id=False)
+    database.before_create = lambda: database.columns.append("id")
     task = await started(database, monkeypatch, auto_create="true")
     with pytest.raises(ConnectError, match=r"no column note, and auto\.evolve is false"):
         await task.put(batch({"id": 1, "note": 2}))
     assert reported(task) == []
+
+
+@pytest.mark.parametrize("size", [1, 3])
+async def test_a_new_table_has_all_columns_of_a_batch_with_a_tombstone(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record that is no row, such as a tombstone without delete.enabled, does not reduce a new table to the columns
+    of the first record.
+    """
+    database = FakeDatabase()
+    task = await started(database, monkeypatch, auto_create="true")
+    tombstones: list[None] = [None] * size
+    await task.put(batch(*tombstones, {"id": 1}, *tombstones, {"id": 2, "note": 3}, *tombstones))
+    assert (database.columns, database.rows) == (["id", "note"], [{"id": 1}, {"id": 2, "note": 3}])
+    assert reported(task) == [at for at in range(3 * size + 2) if at not in (size, 2 * size + 1)]
