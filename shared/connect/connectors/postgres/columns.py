@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -244,7 +245,11 @@ def column_adapter(kind: str) -> Callable[[Any], Any] | None:
     """Return the function that converts a record's value for a column of this type; None if none is needed."""
     # Without a precision or length: `timestamp(3) without time zone` is `timestamp without time zone`. Without the
     # fields of an interval: `interval day to second(3)` is `interval`.
-    return _ADAPTERS.get(re.sub(r"\([^)]*\)|(?<=^interval) [a-z ]+", "", kind))
+    plain = re.sub(r"\([^)]*\)|(?<=^interval) [a-z ]+", "", kind)
+    # The driver would write the float 0.1 as a numeric of 55 digits, and a boolean as a number.
+    if plain in ("numeric[]", "real[]", "double precision[]"):
+        return partial(_adapt_items, _ADAPTERS[plain.removesuffix("[]")])
+    return _ADAPTERS.get(plain)
 
 
 RANGES = ("int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange")
@@ -359,6 +364,11 @@ def _adapt_float(value: Any) -> Any:
 
 def _adapt_numeric(value: Any) -> Any:
     return Decimal(str(_adapt_float(value))) if isinstance(value, float | int) else value
+
+
+def _adapt_items(adapt: Callable[[Any], Any], value: Any) -> Any:
+    # A list in a list is another dimension of the array.
+    return [_adapt_items(adapt, item) for item in value] if isinstance(value, list | tuple) else adapt(value)
 
 
 def _adapt_bytea(value: Any) -> Any:

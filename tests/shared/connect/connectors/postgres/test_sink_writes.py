@@ -128,6 +128,8 @@ def test_a_primary_key_of_the_key_has_the_keys_type() -> None:
     [
         ("numeric(10,2)", 1.5, Decimal("1.5")),
         ("numeric(10,-2)", 1.5, Decimal("1.5")),
+        ("numeric[]", [0.1, [1, None]], [Decimal("0.1"), [Decimal(1), None]]),
+        ("numeric(10,2)[]", [1.5], [Decimal("1.5")]),
         ("character varying(10)", 5, "5"),
         ("bpchar", 5, "5"),
         ("time(3) without time zone", "12:00:00.5", dt.time(12, 0, 0, 500_000)),
@@ -139,7 +141,9 @@ def test_a_primary_key_of_the_key_has_the_keys_type() -> None:
     ],
 )
 def test_values_are_adapted_to_columns_with_a_precision(kind: str, value: Any, adapted: Any) -> None:
-    """A column's precision or length does not change how its values are converted."""
+    """A column's precision or length does not change how its values are converted. Items of an array of numbers are
+    converted as the values of a column.
+    """
     adapt = column_adapter(kind)
     assert adapt is not None
     assert adapt(value) == adapted
@@ -207,6 +211,7 @@ def test_a_text_column_takes_no_bytes(kind: str) -> None:
         ("numeric(5,2)", True),
         ("real", True),
         ("double precision", False),
+        *((f"{kind}[]", [[True]]) for kind in ("numeric", "real", "double precision")),
     ],
 )
 def test_a_value_that_a_column_never_takes_is_an_error(kind: str, value: Any) -> None:
@@ -231,8 +236,9 @@ def test_an_integer_column_takes_only_whole_numbers_in_its_range(value: Any) -> 
 
 
 def test_values_of_array_columns_are_not_adapted() -> None:
-    """The driver converts lists for array columns, also if their items have a length."""
-    assert [column_adapter(kind) for kind in ("text[]", "numeric(10,2)[]", "interval day to second(3)[]")] == [None] * 3
+    """The driver converts lists for array columns of other types, also if their items have a length."""
+    kinds = ("text[]", "character varying(10)[]", "interval day to second(3)[]")
+    assert [column_adapter(kind) for kind in kinds] == [None] * 3
 
 
 @pytest.mark.parametrize(
