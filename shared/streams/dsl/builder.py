@@ -431,7 +431,8 @@ class Stream(Generic[K, V]):
         mapper = plain("flat_map_values: mapper", mapper, may_yield=True)
 
         def forward_mapped_values(record: Record, forward: Callable[[Record], None]) -> None:
-            for one in mapper(record.value):
+            # All of them first: if the mapper raises at a later one, no store has taken an earlier one.
+            for one in list(mapper(record.value)):
                 forward(record._replace(value=one))
 
         return self._add_each_node("flat_map_values", forward_mapped_values, value)
@@ -463,7 +464,8 @@ class Stream(Generic[K, V]):
         mapper = plain("flat_map: mapper", mapper, may_yield=True)
 
         def forward_mapped_records(record: Record, forward: Callable[[Record], None]) -> None:
-            for one in mapper(record):
+            # All of them first, as in `flat_map_values`.
+            for one in list(mapper(record)):
                 forward(one)
 
         return self._rekey_stream("flat_map", forward_mapped_records, value, key, name)

@@ -117,7 +117,7 @@ class OutputGuard:
     def forward(self, edge: Edge, record: Record) -> None:
         """Give a record to the child. Handle the child's error if no source record can be rejected because of it."""
         task = self.task
-        if not self._is_record_kept():
+        if not self.is_record_kept():
             # No store has taken the record. An error rejects it as a whole (`StreamTask._process_record`).
             edge.entrance(record)
             return
@@ -152,7 +152,7 @@ class OutputGuard:
         `error` is one of NEVER_HANDLED. If no store has taken the current source record, raises `error` to reject that
         record instead.
         """
-        if not self._is_record_kept() or isinstance(error, NEVER_HANDLED):
+        if not self.is_record_kept() or isinstance(error, NEVER_HANDLED):
             raise error
         window = self._window
         if isinstance(record.key, WindowKey):
@@ -179,7 +179,8 @@ class OutputGuard:
 
         return run_punctuator
 
-    def _is_record_kept(self) -> bool:
+    def is_record_kept(self) -> bool:
+        """Return whether the source record cannot be rejected any more, or there is none."""
         task = self.task
         # In a punctuation or a commit there is no source record that could be rejected.
         return task.record_metadata is None or any(store.touched for store in task.stores.values())

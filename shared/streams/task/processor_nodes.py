@@ -26,6 +26,7 @@ from penstock.shared.common.errors import (
     RecordTooLarge,
 )
 from penstock.shared.common.records import INT64_MAX, Columns, ConsumerRecord, Int64Array, ProducerRecord
+from penstock.shared.streams.operators.stateless import Each
 from penstock.shared.streams.operators.tables import TableLookup
 from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
@@ -148,6 +149,13 @@ class ProcessorNodes:
         children = self.topology.children[name]
         return guarded_edges_of(self.topology, name, {child: nodes[child].process for child in children})
 
+    def may_split(self, name: str) -> bool:
+        """Return whether a node may forward several records for one, of which a store may take one before another."""
+        processor = self.processors[name]
+        if isinstance(processor, Each) and processor.at_most_once:
+            return False
+        return any(edge.reached and not edge.guarded for edge in self.edges(name))
+
     def is_behind_store(self, name: str) -> bool:
         """Return whether a node above this one may forward records from its stores.
 
@@ -222,6 +230,7 @@ class NodeContext:
         self._store = next((edge.store for edge in self._edges.values()), next(iter(node.stores), None))
         self._writers = nodes.writers(node.name)
         self._forward_all = nodes.forward_to(node.name)
+        self._may_split = nodes.may_split(node.name)
         self._is_behind_store = nodes.is_behind_store(node.name)
 
     @property
@@ -261,15 +270,19 @@ class NodeContext:
                 "in process(), or schedule a punctuation"
             )
         record = checked_record(record)
-        if to is None and self._task.record_metadata is not None:
-            self._forward_all(record)
-        elif to is None:
-            # In a punctuation or a commit there is no source record to reject, so every edge is guarded.
+        if to is not None:
+            if (child := self._edges.get(to)) is None:
+                raise ConfigError(f"{self._node.name!r} forwards to {to!r}, which is not one of its children")
+            self._forward_guarded(child, record)
+        elif self._task.record_metadata is None or (self._may_split and self._guard.is_record_kept()):
+            # There is no source record to reject, or a store has taken an earlier part of it.
             for edge in self._edges.values():
-                self._guard.forward(edge, record)
-        elif (child := self._edges.get(to)) is None:
-            raise ConfigError(f"{self._node.name!r} forwards to {to!r}, which is not one of its children")
-        elif child.reached and not child.guarded and self._is_taken_elsewhere(child):
+                self._forward_guarded(edge, record)
+        else:
+            self._forward_all(record)
+
+    def _forward_guarded(self, child: Edge, record: Record) -> None:
+        if child.reached and not child.guarded and self._is_taken_elsewhere(child):
             # Another branch has counted the record, which must not stay half counted (`guarded_edges_of`).
             child.entrance(record)
         else:

@@ -200,20 +200,49 @@ def test_a_branch_that_rejects_a_counted_record_ends_the_task() -> None:
         driver.pipe("in", key=b"k", value=b'{"n":1,"v":"x"}')
 
 
-def test_one_part_of_a_split_record_may_be_rejected() -> None:
-    """A processor splits a record into parts for one aggregate, by its name. An invalid part becomes a dead letter, and
-    the other parts count."""
+@pytest.mark.parametrize("kind", ["to", "all", "flat_map_values"])
+def test_one_part_of_a_split_record_may_be_rejected(kind: str) -> None:
+    """A record is split into parts for one aggregate. An invalid part becomes a dead letter, and the other parts
+    count."""
 
     class Split(Processor):
         def process(self, record: Record) -> None:
             for v in record.value["v"]:
-                self.context.forward(record._replace(value={"v": v}), to="sum")
+                self.context.forward(record._replace(value={"v": v}), to="sum" if kind == "to" else None)
 
     builder = StreamsBuilder()
-    builder.stream("in").process_values(Split).group_by_key().aggregate("sum", v=Sum("v"))
+    stream = builder.stream("in")
+    is_mapped = kind == "flat_map_values"
+    parts = stream.flat_map_values(lambda r: [{"v": v} for v in r["v"]]) if is_mapped else stream.process_values(Split)
+    parts.group_by_key().aggregate("sum", v=Sum("v"))
     driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("in", key=b"k", value=b'{"v":[1,"x",2]}')
     assert (len(driver.read("in-dlq")), driver.store("sum").get("k")["v"]) == (1, 3.0)
+
+
+def test_a_part_that_one_of_two_aggregates_rejects_ends_the_task() -> None:
+    """A part that one aggregate has counted and another one rejects is half counted."""
+    builder = StreamsBuilder()
+    parts = builder.stream("in").flat_map_values(lambda r: [{"v": v} for v in r["v"]]).group_by_key()
+    parts.aggregate("total", n=Count())
+    parts.aggregate("sum", v=Sum("v"))
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    with pytest.raises(ProcessingFailed, match=r"'sum'.*in-0@0"):
+        driver.pipe("in", key=b"k", value=b'{"v":[1,"x"]}')
+
+
+def test_a_mapper_that_raises_at_a_later_part_rejects_the_record() -> None:
+    """No store has taken an earlier part, so the dead letter is the source record, and a replay counts each part
+    once."""
+    builder = StreamsBuilder()
+    parts = builder.stream("in").flat_map_values(lambda r: ({"v": 1 / v} for v in r["v"]))
+    parts.group_by_key().aggregate("sum", v=Sum("v"))
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for value in (b'{"v":[1,0]}', b'{"v":[2]}'):
+        driver.pipe("in", key=b"k", value=value)
+    (dead_letter,) = driver.read("in-dlq")
+    assert parse_dead_letter(as_consumed(dead_letter)).record.value == b'{"v":[1,0]}'
+    assert driver.store("sum").get("k")["v"] == 0.5
 
 
 def test_a_branch_without_a_store_loses_only_its_output() -> None:

@@ -268,14 +268,16 @@ def test_a_failed_task_does_not_commit_earlier_records() -> None:
     assert not task.needs_commit
 
 
-def test_one_record_of_many_that_a_store_took_is_fatal() -> None:
-    """If a record was split up and the store has its first part, an error in the second cannot be a dead letter."""
+def test_one_part_of_many_may_be_rejected() -> None:
+    """If a record was split up and the store has its first part, an error in the second costs only this part."""
     builder, stream = plain()
     parts = stream.flat_map_values(lambda value: value).map_values(lambda value: {"x": value["x"]})
     parts.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
     task = task_of(builder.build())
-    with pytest.raises(ProcessingFailed, match=r"'map_values-3'.*in-0@0"):
-        task.process(columns("in", (0, b"k", b'[{"x":1},{}]', 0)), 0)
+    task.process(columns("in", (0, b"k", b'[{"x":1},{},{"x":2}]', 0)), 0)
+    (dead_letter,) = task.prepare_commit(0).outputs
+    assert dict(dead_letter.headers)["penstock.dlq.node"] == b"map_values-3"
+    assert [session.states for session in task.stores["s"].rows()] == [[2]]
 
 
 @pytest.mark.parametrize("first", ["refuses", "takes"])
