@@ -164,11 +164,15 @@ def send_late_columns(
 def _send_current_record_as_late(
     task: TaskContext, node: str, timestamp_ms: int, close_time_ms: int, stream_time_ms: int
 ) -> None:
-    """Send the current source record, which was late at `timestamp_ms`, to its late topic."""
+    """Send the current source record, which was late at `timestamp_ms`, to its late topic, once for each store."""
     record = task.current_record()
     assert record is not None
     source = task.source_node(node)
     store = _store_of_late_node(task, node)
+    # A node may split the record into parts that are all late. A replay of the record splits it again.
+    if store in task.late_stores:
+        return
+    task.late_stores[store] = task.late_records
     late = late_record(
         record,
         source.late,

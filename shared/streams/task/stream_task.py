@@ -173,6 +173,8 @@ class StreamTask:
         self._current_record: ConsumerRecord | None = None
         self.record_metadata: ProcessorRecordContext | None = None
         self.late_records = 0
+        # The stores for which the current record was sent to the late topic, with the late records before each.
+        self.late_stores: dict[str, int] = {}
         self._processed_records = 0
 
         # What the next commit writes besides the changes of the stores, and whether a commit is needed.
@@ -287,6 +289,7 @@ class StreamTask:
     def set_current_record(self, record: ConsumerRecord) -> None:
         """Set the record that processors process now."""
         self._current_record = record
+        self.late_stores.clear()
         self.record_metadata = ProcessorRecordContext(record.topic, record.partition, record.offset)
 
     def current_record(self) -> ConsumerRecord | None:
@@ -370,6 +373,7 @@ class StreamTask:
         self.outputs.roll_back(mark.outputs)
         del self.late_rows[mark.late_rows :]
         self.late_records = mark.late_records
+        self.late_stores = {store: before for store, before in self.late_stores.items() if before < self.late_records}
 
     def _mark_failed(self, subject: str, error: Exception) -> ProcessingFailed:
         """Mark the task as failed, because it holds half of a change: it is never committed again."""

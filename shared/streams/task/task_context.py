@@ -53,6 +53,7 @@ class TaskContext(Protocol):
     outputs: TaskOutputs
     metrics: StreamTaskMetrics
     late_records: int
+    late_stores: dict[str, int]
     late_rows: list[LateRows]
     record_metadata: ProcessorRecordContext | None
     needs_commit: bool

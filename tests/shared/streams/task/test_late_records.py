@@ -172,6 +172,39 @@ def test_behind_a_table_join_a_late_record_is_the_source_record() -> None:
     assert (late.value, dict(late.headers)[OFFSET]) == (b'{"x":1}', b"1")
 
 
+def test_a_late_record_that_was_split_is_sent_once_for_each_store() -> None:
+    """A replay splits the source record again."""
+    builder = StreamsBuilder()
+    parts = builder.stream("in").flat_map_values(lambda value: value["parts"]).group_by_key()
+    for name in ("v", "w"):
+        parts.tumbling_window(10).aggregate(name, n=Sum("n")).on_close().to(name)
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    value = b'{"parts":[{"n":1},{"n":2},{"n":3}]}'
+    for at in (100, 0, 1):
+        driver.pipe("in", key=b"a", value=value, timestamp=at)
+    late = [parse_late_record(as_consumed(record)) for record in driver.read("in-late")]
+    assert [(one.record.offset, one.message[-1]) for one in late] == [(1, "v"), (1, "w"), (2, "v"), (2, "w")]
+    assert driver.metrics()["late_records"] == 4
+
+
+def test_a_late_record_of_a_rejected_part_is_not_sent() -> None:
+    """The late record of a rejected part is dropped with it. The next late part sends the record, and later ones do
+    not."""
+
+    class SplitByTime(Processor):
+        def process(self, record: Record) -> None:
+            for at, n in record.value["parts"]:
+                self.context.forward(Record(record.key, {"n": n}, at))
+
+    builder = StreamsBuilder()
+    parts = builder.stream("in").process_values(SplitByTime).map_values(lambda value: value).group_by_key()
+    for name, grace in (("v", 0), ("w", 1_000)):
+        parts.tumbling_window(10, grace).aggregate(name, n=Sum("n")).on_close().to(name)
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("in", key=b"a", value=b'{"parts":[[100,1],[0,"x"],[0,1],[0,"x"],[0,1]]}')
+    assert (len(driver.read("in-late")), len(driver.read("in-dlq")), driver.metrics()["late_records"]) == (1, 2, 1)
+
+
 def test_a_late_record_has_the_id_of_the_changelog() -> None:
     """Late records have the id of the changelog's topic, once the task knows it, with a source record or without
     one."""
