@@ -34,6 +34,7 @@ from penstock.shared.clients.dead_letters.dead_letter import (
 )
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
 from penstock.shared.common.records import ConsumerRecord, Headers, ProducerRecord, coordinates_of
+from penstock.shared.streams.operators.stream_join import Sided
 from penstock.shared.streams.punctuation import Punctuator
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.result_encoders import encode_without_error
@@ -268,5 +269,6 @@ def output_dead_letter(
     if source is not None:
         headers += origin_headers(source)
     key = encode_without_error(window.key if window is not None else record.key)
-    value = encode_without_error(record.value)
+    # Inside a join of two streams, a value carries its side.
+    value = encode_without_error(record.value.value if isinstance(record.value, Sided) else record.value)
     return record_that_fits(topic, value, key, record.headers, headers, None, record_bytes_max)

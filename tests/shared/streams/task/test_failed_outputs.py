@@ -285,6 +285,17 @@ def test_a_rejected_output_discards_earlier_outputs_of_its_record() -> None:
     assert (driver.read("out"), len(driver.read("t-dlq"))) == ([], 1)
 
 
+def test_a_dead_letter_of_a_joins_input_has_the_inputs_value() -> None:
+    """Inside a join of two streams, a value carries its side, which is not the user's."""
+    builder = StreamsBuilder()
+    changes, stream = builder.table("t").to_stream(), builder.stream("s")
+    changes.join(stream, lambda change, value: change["missing"], JoinWindows.of(10), name="j").to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("s", key=b"k", value=b'{"b":1}')
+    driver.pipe("t", key=b"k", value=b'{"a":1}')
+    assert [dead_letter.value for dead_letter in driver.read("t-dlq")] == [b'{"a":1}']
+
+
 def test_a_result_that_cannot_be_made_is_left_out() -> None:
     """A user's aggregate that has no result for one window costs that result, and its window is closed."""
     builder = StreamsBuilder()
