@@ -229,8 +229,8 @@ class NodeContext:
         self._edges = {edge.child: edge for edge in nodes.edges(node.name)}
         self._store = next((edge.store for edge in self._edges.values()), next(iter(node.stores), None))
         self._writers = nodes.writers(node.name)
-        self._forward_all = nodes.forward_to(node.name)
-        self._may_split = nodes.may_split(node.name)
+        self._forward_first = nodes.forward_to(node.name)
+        self._forward_all = self._forward_part if nodes.may_split(node.name) else self._forward_first
         self._is_behind_store = nodes.is_behind_store(node.name)
 
     @property
@@ -274,12 +274,19 @@ class NodeContext:
             if (child := self._edges.get(to)) is None:
                 raise ConfigError(f"{self._node.name!r} forwards to {to!r}, which is not one of its children")
             self._forward_guarded(child, record)
-        elif self._task.record_metadata is None or (self._may_split and self._guard.is_record_kept()):
-            # There is no source record to reject, or a store has taken an earlier part of it.
-            for edge in self._edges.values():
-                self._forward_guarded(edge, record)
+        elif self._task.record_metadata is None:
+            # In a punctuation or a commit there is no source record to reject.
+            self._forward_part(record)
         else:
             self._forward_all(record)
+
+    def _forward_part(self, record: Record) -> None:
+        """Forward one of several records. An error does not concern the others if a store has taken one of them."""
+        if not self._guard.is_record_kept():
+            self._forward_first(record)
+            return
+        for edge in self._edges.values():
+            self._forward_guarded(edge, record)
 
     def _forward_guarded(self, child: Edge, record: Record) -> None:
         if child.reached and not child.guarded and self._is_taken_elsewhere(child):
