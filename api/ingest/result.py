@@ -160,7 +160,7 @@ class IngestResult:
         - 500, 504: no event is known to be stored, but some may be.
         - Any other status: no event is stored.
         """
-        statuses = self._popped_statuses | {e.status for e in self.errors}
+        statuses = self._statuses()
         if not statuses and self.stopped_at is None:
             return OK
         if self.stored_count:
@@ -175,6 +175,10 @@ class IngestResult:
             return statuses.pop()
         return BAD_REQUEST if statuses else self._stop_status
 
+    def _statuses(self) -> set[int]:
+        """Return the statuses of all errors so far."""
+        return self._popped_statuses | {e.status for e in self.errors}
+
     @property
     def retry_after_s(self) -> int | None:
         """Seconds after which failed or unread events may be sent again; None if that would not help."""
@@ -183,8 +187,7 @@ class IngestResult:
             waits.append(self._popped_retry_after_s)
         if waits:
             return max(waits)
-        statuses = self._popped_statuses.union(e.status for e in self.errors)
-        is_rejected = self._stop_status == BAD_REQUEST or not statuses.isdisjoint((FORBIDDEN, NOT_FOUND))
+        is_rejected = self._stop_status == BAD_REQUEST or not self._statuses().isdisjoint((FORBIDDEN, NOT_FOUND))
         may_succeed = not is_rejected and len(self.errors) < self.max_errors
         return 1 if self.stopped_at is not None and may_succeed else None
 

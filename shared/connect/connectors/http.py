@@ -294,7 +294,7 @@ def pointed(value: Any, pointer: str) -> Any:
 
 
 def _offset_at(item: Any, pointer: str) -> Any:
-    """A record's offset. Raises DataError if it has none, as if its offset is null.
+    """Return a record's offset. Raises DataError if it is missing, null, an object or an array.
 
     A stored null would make each later request ask for "None", also after restarts.
     """

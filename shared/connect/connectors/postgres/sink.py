@@ -223,10 +223,10 @@ class PostgresSinkTask(SinkTask):
         return None
 
     async def _first_errant(self, records: list[SinkRecord], error: Exception) -> tuple[int, Exception | None]:
-        """Return the index of the first record that cannot be a row, and its error. No row is written.
+        """Return the index of the first record that cannot be a row, and its error. No row is written then.
 
-        Writing the records together must have failed with `error`. If another session has removed the cause meanwhile,
-        the error is None, and the records up to the index are written.
+        Writing the records together must have failed with `error`. If another session has removed its cause meanwhile,
+        returns None as the error: the records up to and with this index are written.
         """
         # 1. Doubling lengths from the start find a failing prefix. An early error then costs few attempts.
         # 2. A binary search between the last succeeding and the first failing length finds the record.
