@@ -1,9 +1,9 @@
 """Punctuation: callbacks on a grid of stream time or wall-clock time, after Kafka Streams' PunctuationQueue.
 
 A grid is the series of a schedule's due times. By default, a STREAM_TIME schedule is first due at 0, so it fires with
-the first record. A WALL_CLOCK_TIME schedule is first due at now + interval. For both types, `start` sets another first
-due time. A schedule that is due is called once with the current time, however many intervals were missed. Its next due
-time stays on the grid:
+the first record, or at once if a STREAM_TIME callback creates it. A WALL_CLOCK_TIME schedule is first due at now +
+interval. For both types, `start` sets another first due time. A schedule that is due is called once with the current
+time, however many intervals were missed. Its next due time stays on the grid:
 
 >>> queue = PunctuationQueue()
 >>> called = []

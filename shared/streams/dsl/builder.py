@@ -807,7 +807,6 @@ class Stream(Generic[K, V]):
             key=key,
             is_rekeyed=True,
             rekeyed_by=name,
-            encode=encode_json,
             is_windowed=False,
             mixed=mixed,
         )

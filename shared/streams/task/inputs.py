@@ -106,9 +106,10 @@ class TaskInputs:
             done = int(np.searchsorted(columns.offsets, self._task.sources[columns.topic]))
             # `has_time` ends a run after a slow record, so the slow record is the last one, or the one that failed.
             if ms > self._blocking_ms_max:
-                last = columns.offsets[done + failed - 1]
-                where = f"{columns.topic}-{self._task.partition}@{last}"
-                log_blocked_heartbeats(f"{done + failed} records up to {where}", ms)
+                # A punctuation that fails comes after its record, which may be the last one.
+                count = min(done + failed, len(columns))
+                where = f"{columns.topic}-{self._task.partition}@{columns.offsets[count - 1]}"
+                log_blocked_heartbeats(f"{count} records up to {where}", ms)
         length.adapt(done, ms, share.ms)
         if done < len(columns):
             group.queues[columns.topic].put_back(columns[done:])

@@ -62,7 +62,7 @@ class Edge(NamedTuple):
     reached: tuple[str, ...]
     """The stores that the child and the nodes below it may change."""
     store: str | None
-    """The nearest store of the node or of the nodes above it; None if there is none."""
+    """The nearest store of the node or of the nodes above it, also one that a join reads; None if there is none."""
     guarded: bool
     """Whether the output guard handles the child's errors, because a store may have taken the record before the child
     gets it."""
@@ -75,11 +75,13 @@ def guarded_edges_of(topology: Topology, name: str, entrances: dict[str, Forward
     """
     edges: list[Edge] = []
     store = _nearest_store(topology, name)
+    is_behind_store = any(_changes_a_store(topology, node) for node in (name, *topology.above([name])))
     for child, entrance in entrances.items():
         reached = _stores_changed_from(topology, child)
         # If a branch that changes a store rejects a record that a sibling has counted, the record is half counted, so
-        # that branch is not guarded. A branch that changes none only loses its output.
-        guarded = store is not None or (not reached and any(edge.reached for edge in edges))
+        # that branch is not guarded. A branch that changes none only loses its output. A join with a table only reads
+        # its store, so it has not counted the record.
+        guarded = is_behind_store or (not reached and (store is not None or any(edge.reached for edge in edges)))
         edges.append(Edge(child, entrance, reached, store, guarded))
     return edges
 
@@ -98,11 +100,15 @@ def _nearest_store(topology: Topology, name: str) -> str | None:
     return None
 
 
+def _changes_a_store(topology: Topology, name: str) -> bool:
+    node = topology.nodes[name]
+    return isinstance(node, ProcessorNode) and bool(node.stores) and not node.only_reads
+
+
 def _stores_changed_from(topology: Topology, name: str) -> tuple[str, ...]:
     """Return the stores that the node and the nodes below it may change."""
-    nodes = map(topology.nodes.__getitem__, topology.below(name))
-    changing = [node for node in nodes if isinstance(node, ProcessorNode) and not node.only_reads]
-    return tuple(dict.fromkeys(store for node in changing for store in node.stores))
+    changing = [node for node in topology.below(name) if _changes_a_store(topology, node)]
+    return tuple(dict.fromkeys(store for node in changing for store in _stores_of_node(topology, node)))
 
 
 class OutputGuard:

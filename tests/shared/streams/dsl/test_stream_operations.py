@@ -265,6 +265,25 @@ def test_on_update_uses_window_keys_also_downstream() -> None:
     assert [(r.key, r.value) for r in driver.read("own")] == [(b"mine", None)]
 
 
+@pytest.mark.parametrize("kind", ["process", "map", "flat_map"])
+def test_updates_keep_their_window_keys_below_functions_that_may_change_keys(kind: str) -> None:
+    """The retraction of a session that grew deletes its own earlier result, not the result of another window."""
+
+    class Pass(Processor):
+        def process(self, record: Record) -> None:
+            self.context.forward(record)
+
+    functions = {"process": Pass, "map": lambda record: record, "flat_map": lambda record: [record]}
+    builder = StreamsBuilder()
+    updates = builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_update()
+    getattr(updates, kind)(functions[kind]).to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for at in (5, 9):
+        driver.pipe("in", key=b"k", value=b"{}", timestamp=at)
+    first, grown = b'{"key":"k","start":5,"end":5}', b'{"key":"k","start":5,"end":9}'
+    assert [r.key for r in driver.read("out")] == [first, first, grown]
+
+
 def test_updates_that_are_joined_with_a_global_table_keep_their_window_keys() -> None:
     """A join with a global table leaves the keys as they are, so `to()` writes the whole window as the key, and the
     retraction of a session that grew deletes its earlier result."""

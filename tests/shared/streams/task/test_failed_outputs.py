@@ -270,6 +270,29 @@ def test_a_joiner_that_raises_loses_only_its_output(kind: str) -> None:
     assert (len(driver.read("in-dlq")), driver.store("total").get("k")["n"]) == (1, 3)
 
 
+@pytest.mark.parametrize("counted", ["behind the join", "beside the join", "nowhere"])
+def test_a_record_behind_a_join_is_counted_by_all_aggregates_or_none(counted: str) -> None:
+    """A join with a table only reads its store. So the record is rejected, or the task ends if a count has taken it."""
+    builder = StreamsBuilder()
+    stream, rows = builder.stream("in"), builder.table("t")
+    if counted == "beside the join":
+        stream.group_by_key().aggregate("total", n=Count())
+    joined = stream.join(rows, lambda value, row: value).group_by_key()
+    if counted == "behind the join":
+        joined.aggregate("total", n=Count())
+    joined.aggregate("sum", v=Sum("v"))
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("t", key=b"k", value=b"{}")
+    if counted == "nowhere":
+        driver.pipe("in", key=b"k", value=b'{"v":"x"}')
+        (dead_letter,) = driver.read("in-dlq")
+        assert parse_dead_letter(as_consumed(dead_letter)).record.value == b'{"v":"x"}'
+        assert driver.store("sum").get("k") is None
+    else:
+        with pytest.raises(ProcessingFailed, match=r"'sum'.*in-0@0"):
+            driver.pipe("in", key=b"k", value=b'{"v":"x"}')
+
+
 def test_a_rejected_output_discards_earlier_outputs_of_its_record() -> None:
     """An output that is rejected halfway writes nothing."""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
-from penstock.shared.common.errors import DataError
+from penstock.shared.common.errors import ConfigError, DataError, ProcessingFailed
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
@@ -266,6 +266,27 @@ def test_a_record_that_blocks_the_heartbeats_is_logged(fails: bool) -> None:
     assert [(line["step"], line["ms"]) for line in logs if "heartbeats" in line["event"]] == [
         ("8 records up to in-3@7", 507)
     ]
+
+
+def test_a_punctuation_that_blocks_the_heartbeats_and_fails_is_logged() -> None:
+    """A punctuation after the last record of a run names that record."""
+    clock = ManualClock()
+
+    def fail(now_ms: int) -> None:
+        clock.advance(500)
+        raise ConfigError("punctuation")
+
+    builder = StreamsBuilder()
+    builder.stream("in").peek(lambda record: None)
+    task = StreamTask(builder.build(), 3, application="app")
+    task.initialize(0)
+    task.schedule(10, PunctuationType.STREAM_TIME, fail)
+    inputs, time = TaskInputs(task, blocking_ms_max=400), TurnTime(clock)
+    inputs.add(records("in", 20))
+    time.begin(inputs.waiting)
+    with capture_logs() as logs, pytest.raises(ProcessingFailed, match=r"punctuation after in-0@0"):
+        inputs.process(0, {}, time)
+    assert [line["step"] for line in logs if "heartbeats" in line["event"]] == ["1 records up to in-3@0"]
 
 
 NOTHING_MORE = {"a": 0, "b": 0}
