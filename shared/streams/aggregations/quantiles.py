@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 # With this size, the error of a rank is 1.3 %. A sketch is exact for up to this number of values.
 KLL_K = 200
 RANKS = (0.5, 0.9, 0.99)
+RANKS_MAX = 400
+"""The highest number of ranks. A state has the value of each, and its bytes are limited (`KLL_BYTES_MAX`)."""
 
 
 class Quantiles(OfField["Sketch"]):
-    """Estimated quantiles of a number field, as a list in the order of `ranks`; None without a value."""
+    """Estimated quantiles of a number field, as a list in the order of `ranks`; None without a value.
+
+    Raises ConfigError if a rank is not from 0 to 1, if there is none, or if there are more than 400.
+    """
 
     function = "quantiles"
     in_place = True
@@ -35,6 +40,8 @@ class Quantiles(OfField["Sketch"]):
         super().__init__(field)
         if not ranks or not all(0 <= rank <= 1 for rank in ranks):
             raise ConfigError(f"quantiles({field!r}): ranks must be from 0 to 1, got {ranks!r}")
+        if len(ranks) > RANKS_MAX:
+            raise ConfigError(f"quantiles({field!r}): at most {RANKS_MAX} ranks, got {len(ranks)}")
         self.ranks = tuple(map(float, ranks))
         self.parameters = self.ranks
 

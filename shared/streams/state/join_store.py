@@ -78,11 +78,6 @@ class JoinStore(RowStore[JoinRow]):
             row.states = states
         self._mark_row_dirty(row)
 
-    def remove(self, key: Any, start: int) -> None:
-        """Remove a row; a missing row is no error."""
-        if (row := self.fetch(key, start)) is not None:
-            self._discard_row(row)
-
     def take_before(self, limit: int) -> list[JoinRow]:
         """Remove and return all rows that end before `limit`, in order of (start, key)."""
         removed = []
@@ -90,7 +85,8 @@ class JoinStore(RowStore[JoinRow]):
             row = heapq.heappop(self._open)[2]
             # Rows that were removed before stay in the heap.
             if row.live:
-                self._discard_row(row)
+                self._take_out(row)
+                self._mark_row_removed(row)
                 removed.append(row)
         return sorted(removed, key=lambda w: (w.start, w.key))
 
@@ -133,10 +129,6 @@ class JoinStore(RowStore[JoinRow]):
         self._pushed += 1
         heapq.heappush(self._open, (row.end, self._pushed, row))
         return row
-
-    def _discard_row(self, row: JoinRow) -> None:
-        self._take_out(row)
-        self._mark_row_removed(row)
 
     def _take_out(self, row: JoinRow) -> None:
         own = self._rows[row.key]

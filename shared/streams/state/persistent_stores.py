@@ -408,11 +408,6 @@ class PersistentJoinStore(PersistentRowStore[JoinStore]):
         self._fetch_key_rows(key)
         self._cache.put(key, start, end, states)
 
-    def remove(self, key: Any, start: int) -> None:
-        """Remove a row; a missing row is no error."""
-        self._fetch_key_rows(key)
-        self._cache.remove(key, start)
-
     def take_before(self, limit: int) -> list[JoinRow]:
         """Remove and return all rows that end before `limit`, in order of (start, key)."""
         self._fetch_due(limit)

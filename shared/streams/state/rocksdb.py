@@ -88,7 +88,6 @@ class RocksMemory:
     """Holds and limits the memory that all databases of an instance share: blocks from disk, and unflushed rows."""
 
     def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
         self.cache = Cache(bytes_max)
         size = int(bytes_max * WRITE_BUFFER_SHARE)
         self.buffers = WriteBufferManager.new_write_buffer_manager_with_cache(size, False, self.cache)

@@ -46,7 +46,8 @@ NUMBER_TEXT_BYTES_MAX = 26
 HLL_BYTES_MAX = 4 * 1024
 """The limit of a `CountDistinct` sketch, whose measured maximum is 2,088 bytes."""
 KLL_BYTES_MAX = 16 * 1024
-"""The limit of a `Quantiles` sketch with its quantiles, which measured 5,324 bytes after 40 million values."""
+"""The limit of a `Quantiles` sketch with its quantiles. With three quantiles it measured 5,324 bytes after 40 million
+values; each further quantile adds at most 26 bytes."""
 
 SINGLY_MAX = 4
 """Up to this many numbers are added to a sketch one by one, because an array costs as much as five of them."""

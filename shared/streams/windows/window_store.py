@@ -467,6 +467,8 @@ class WindowStore:
         self._drop_windows(self.table.rows_at(codes[newest], starts[newest]))
         if len(live):
             self._load_windows(WindowColumns(keys.at(live), starts[live], ends[live], columns), codes[live])
+        # A restore and a standby do not commit. Without this they would keep the key of each closed window.
+        self.table.release_keys()
 
     def unload(self, key: Any, start: int) -> None:
         """Restore a removal; a missing window is no error, since a snapshot may be ahead of the log."""

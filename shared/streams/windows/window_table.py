@@ -217,7 +217,7 @@ class WindowTable:
         return np.asarray(rows[is_moved | (cells[:, k.END] != cells[:, k.SHOWN_END])])
 
     def committed(self) -> None:
-        """Mark the changes as committed. Release the numbers of keys without a window if there are many."""
+        """Mark the changes as committed, and release keys without a window."""
         listed = self.changed[: self.meta[k.CHANGED]]
         rows = self.changed_rows()
         # Also of rows that were removed, because they are used again for other windows.
@@ -226,9 +226,10 @@ class WindowTable:
         if self.rule.kind == "session":
             self.cells[rows, k.SHOWN_START : k.SHOWN_END + 1] = self.cells[rows, k.START : k.END + 1]
         self.meta[[k.CHANGED, k.DELETED]] = 0
-        self._release_keys()
+        self.release_keys()
 
-    def _release_keys(self) -> None:
+    def release_keys(self) -> None:
+        """Release the numbers of keys without a window if there are many. All changes must be committed."""
         keys = self.keys
         # The search visits all keys. It is worth its cost if at least half of them have no window.
         if len(keys) > IDLE_KEYS_MIN and len(keys) > 2 * len(self):

@@ -33,9 +33,10 @@ from penstock.shared.streams.aggregations.aggregation import (
 from penstock.shared.streams.aggregations.collect import CollectList, CollectSet
 from penstock.shared.streams.aggregations.first_last import First, Last
 from penstock.shared.streams.aggregations.latest import Latest
-from penstock.shared.streams.aggregations.quantiles import KLL_K, RANKS, Quantiles
+from penstock.shared.streams.aggregations.quantiles import KLL_K, RANKS, RANKS_MAX, Quantiles
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.windows.object_states import KLL_BYTES_MAX
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Millis = NewType("Millis", int)
@@ -800,11 +801,18 @@ def test_quantiles_reject_what_is_no_number(wrong: Any) -> None:
         sketch_of([wrong])
 
 
-@pytest.mark.parametrize("ranks", [(), (1.1,), (-0.1, 0.5)])
+@pytest.mark.parametrize("ranks", [(), (1.1,), (-0.1, 0.5), (0.5,) * (RANKS_MAX + 1)])
 def test_ranks_are_shares(ranks: Any) -> None:
-    """A rank below 0 or above 1, and an empty list of ranks, are rejected."""
+    """A rank below 0 or above 1, no rank and too many ranks are rejected."""
     with pytest.raises(ConfigError, match="ranks"):
         Quantiles("x", ranks)
+
+
+def test_a_state_with_all_ranks_has_few_bytes() -> None:
+    """A state with long values for the highest number of ranks does not exceed its limit."""
+    quantiles = Quantiles("x", (0.5,) * RANKS_MAX)
+    state = sketch_of([-1.2345678901234567e-300 * n for n in range(1, 50_000)], quantiles)
+    assert sum(len(value) for value in quantiles.to_columns(state)) <= KLL_BYTES_MAX
 
 
 def test_the_latest_timestamp_is_merged_and_kept() -> None:

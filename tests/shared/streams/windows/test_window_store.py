@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from penstock.shared.common.errors import DataError
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.row_positions import key_hash
 from penstock.shared.streams.aggregations.aggregation import (
     Aggregate,
@@ -55,6 +56,20 @@ FUNCTIONS: list[Aggregation[Any]] = [Latest(), Count(), Sum("n").bind(dict), Max
 
 def store_of(kind: WindowKind, *more: Aggregation[Any]) -> WindowStore:
     return WindowStore("s", RULES[kind], StateColumns([*FUNCTIONS, *more]), text_keys=True)
+
+
+@pytest.mark.parametrize("kind", ["session", "tumbling"])
+def test_a_restore_forgets_the_keys_of_closed_windows(kind: WindowKind) -> None:
+    """A restore and a standby do not commit, and still keep few keys without a window."""
+    store = WindowStore("s", RULES[kind], StateColumns([Count()]), text_keys=True)
+    for batch in range(3 * window_table.IDLE_KEYS_MIN // 100):
+        keys = PackedBytes.of([b"%d-%d" % (batch, i) for i in range(100) for _ in range(2)])
+        starts = np.full(200, batch, np.int64)
+        is_live = np.tile([True, False], 100)
+        is_live[-1] = True  # the last key keeps its window
+        store.replay(keys, starts, starts, is_live, lambda indexes: [np.ones(len(indexes), np.int64)])
+    assert (len(store), len(store.index) <= window_table.IDLE_KEYS_MIN + 100) == (batch + 1, True)
+    assert [window.key for window in store.rows()] == [f"{one}-99" for one in range(batch + 1)]
 
 
 def take(store: WindowStore, records: Sequence[tuple[str, int]], **how: Any) -> Any:
