@@ -40,7 +40,7 @@ from penstock.shared.connect.connectors.postgres.database import (
     translated,
 )
 from penstock.shared.connect.connectors.postgres.logical import SLOT_NAME, LogicalReader, position_of
-from penstock.shared.connect.connectors.postgres.table_reader import NOW, TableReader
+from penstock.shared.connect.connectors.postgres.table_reader import NOW, TableReader, check_offset
 from penstock.shared.connect.connectors.retries import Retries
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SourceRecord
@@ -339,4 +339,6 @@ class PostgresSourceConnector(SourceConnector):
                 )
             if "slot" in partition:
                 position_of(offset)
+            else:
+                check_offset(props.get("mode", ""), offset)
         return True

@@ -149,6 +149,21 @@ class TableReader:
         return found
 
 
+def check_offset(mode: str, offset: Mapping[str, Any]) -> None:
+    """Raise ConnectError unless a task with this mode can continue at the offset. An empty offset is the start."""
+    positions = [name for name in ("timestamp", "incrementing") if name in mode]
+    known = [*positions, "timestamp_nanos"] if "timestamp" in mode else positions
+    fits = all(name in known and type(value) is int and -(2**63) <= value < 2**63 for name, value in offset.items())
+    # With both columns, a time alone is a position. A number alone is none: all rows would be read again.
+    if not fits or (offset and positions[0] not in offset):
+        expected = f"64-bit integers for {', '.join(known)}" if known else "none"
+        raise ConnectError(f"{dict(offset)} is not an offset of mode={mode}: expected {expected}")
+    try:
+        moment_of(offset.get("timestamp"), offset.get("timestamp_nanos"))
+    except (OverflowError, OSError, ValueError):
+        raise ConnectError(f"{dict(offset)} is not an offset: the time is out of range") from None
+
+
 def moment_of(ms: int | None, nanos: int | None) -> dt.datetime | None:
     """Return a stored time as a datetime in UTC, or None if `ms` is None.
 

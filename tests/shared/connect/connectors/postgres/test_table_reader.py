@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.connect.connectors.postgres.columns import aware, decode_timestamp
+from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector
 from penstock.shared.connect.connectors.postgres.table_reader import TableReader, moment_of
 from penstock.shared.connect.errors import ConnectError
 
@@ -104,3 +105,30 @@ def test_times_keep_their_microseconds_and_are_utc() -> None:
     offset = reader("timestamp").read([{"at": at}])[0]
     assert moment_of(offset["timestamp"], offset["timestamp_nanos"]) == aware(at) == at.replace(tzinfo=dt.UTC)
     assert moment_of(None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "valid", "invalid"),
+    [
+        ("bulk", [], [{"incrementing": 100}]),
+        ("logical", [], [{"incrementing": 100}]),
+        ("incrementing", [{"incrementing": 7}], [{"id": 7}, {"incrementing": "7"}, {"incrementing": True},
+                                                 {"incrementing": None}, {"incrementing": 1 << 63}, {"timestamp": 0}]),
+        ("timestamp", [{"timestamp": 0}, {"timestamp": -1, "timestamp_nanos": 999_999_000}],
+         [{"timestamp": "2024-01-01"}, {"timestamp": 10**18}, {"timestamp": 10**30}, {"timestamp_nanos": 0},
+          {"timestamp": 0, "timestamp_nanos": -1}, {"timestamp": 0, "timestamp_nanos": 10**9},
+          {"timestamp": 0, "incrementing": 7}]),
+        ("timestamp+incrementing", [{"timestamp": 0}, {"timestamp": 0, "timestamp_nanos": 0, "incrementing": -7}],
+         [{"incrementing": 7}, {"timestamp": None, "incrementing": 7}]),
+    ],
+)  # fmt: skip
+async def test_an_altered_offset_is_a_position_of_the_mode(
+    mode: str, valid: list[dict[str, Any]], invalid: list[dict[str, Any]]
+) -> None:
+    """An offset without the position of the mode would read the table from its first row, or fail the task."""
+    connector, table = PostgresSourceConnector(), {"protocol": "1", "table": "t"}
+    for offset in (None, {}, *valid):
+        assert await connector.alter_offsets({"mode": mode}, [(table, offset)])
+    for offset in invalid:
+        with pytest.raises(ConnectError, match="is not an offset"):
+            await connector.alter_offsets({"mode": mode}, [({"protocol": "1", "query": "query"}, offset)])
