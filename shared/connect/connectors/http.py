@@ -42,7 +42,7 @@ from penstock.shared.connect.connectors.poll_wait import PollWait
 from penstock.shared.connect.connectors.retries import Retries
 from penstock.shared.connect.converters.json import decimals_are_numeric, value_to_json, with_decimal_format
 from penstock.shared.connect.errors import ConnectError
-from penstock.shared.connect.record import SinkRecord, SourceRecord
+from penstock.shared.connect.record import Offset, Partition, SinkRecord, SourceRecord
 from penstock.shared.connect.redaction import without_passwords
 from penstock.shared.connect.task import SinkTask, SourceTask
 
@@ -293,13 +293,18 @@ def pointed(value: Any, pointer: str) -> Any:
     return value
 
 
-def _offset_at(item: Any, pointer: str) -> Any:
-    """Return a record's offset. Raises DataError if it is missing, null, an object or an array.
+def _is_plain(offset: Any) -> bool:
+    """Return whether an offset is not null, an object or an array.
 
     A stored null would make each later request ask for "None", also after restarts.
     """
+    return offset is not None and not isinstance(offset, dict | list)
+
+
+def _offset_at(item: Any, pointer: str) -> Any:
+    """Return a record's offset. Raises DataError if it is missing or not plain."""
     offset = pointed(item, pointer)
-    if offset is None or isinstance(offset, dict | list):
+    if not _is_plain(offset):
         raise DataError(f"there is no offset at {pointer}, but {offset!r:.100}")
     return offset
 
@@ -428,5 +433,14 @@ class HttpSourceConnector(SourceConnector):
             .define("http.offset.initial", Type.STRING, "", MEDIUM, "Value of ${offset} in the first request.")
         )  # fmt: skip
 
-    async def alter_offsets(self, props: Props, offsets: object) -> bool:
+    async def alter_offsets(self, props: Props, offsets: list[tuple[Partition, Offset | None]]) -> bool:
+        for partition, offset in offsets:
+            if offset is None:
+                # This deletes it: it may be of another connector that had this name before.
+                continue
+            # The URL of `http.url` may have secrets. The task would not find its offset.
+            if set(partition) != {"url"} or partition["url"] != without_passwords(str(partition["url"])):
+                raise ConnectError('a partition is {"url": …}, with the URL as the connector\'s offsets show it')
+            if set(offset) != {"offset"} or not _is_plain(offset["offset"]):
+                raise ConnectError(f'{dict(offset)} is not an offset: expected {{"offset": …}} with a text or a number')
         return True

@@ -302,6 +302,22 @@ def test_an_offset_that_is_null_or_no_plain_value_is_an_error(offset: object) ->
     assert task._offset == 1
 
 
+async def test_an_altered_offset_of_the_source_is_a_plain_value() -> None:
+    """Any other offset or partition is an error, since the source would not continue at it. An offset of another
+    connector can be deleted."""
+    connector, partition = HttpSourceConnector(), {"url": "http://ann:[hidden]@host/?since=${offset}"}
+    deleted = ({"filename": "in"}, None)
+    for offset in (5, "a", ""):
+        assert await connector.alter_offsets({}, [(partition, {"offset": offset}), deleted])
+    invalid: list[dict[str, object]] = [{}, {"offset": None}, {"id": 5}, {"offset": [1]}, {"offset": 5, "id": 5}]
+    for wrong in invalid:
+        with pytest.raises(ConnectError, match="is not an offset"):
+            await connector.alter_offsets({}, [(partition, wrong)])
+    for other in ({"http.url": "http://host/"}, {"url": "http://ann:s3cret@host/?since=${offset}"}, {"url": 5}):
+        with pytest.raises(ConnectError, match="a partition is"):
+            await connector.alter_offsets({}, [(other, {"offset": 5})])
+
+
 async def test_an_address_is_polled_page_by_page() -> None:
     """The source's next request contains the offset of the last record, also after a failure,
     and the offset is stored.
