@@ -143,6 +143,7 @@ class HttpSinkTask(SinkTask):
 
     async def start(self, props: Mapping[str, str]) -> None:
         self._values = HttpSinkConnector.config().parse(props)
+        self._tolerates = props.get("errors.tolerance", "").strip().lower() == "all"
         self._client = make_http_client(self._values)
         kind = "application/x-ndjson" if self._values["batch.format"] == "ndjson" else "application/json"
         self._client.headers.setdefault("Content-Type", kind)
@@ -224,8 +225,11 @@ class HttpSinkTask(SinkTask):
 
     async def _reject_batch(self, batch: list[SinkRecord], error: DataError) -> None:
         reporter = self.context.errant_record_reporter
-        if reporter is None:
-            raise ConnectError(f"{len(batch)} records were rejected: {error}") from error
+        # An error that is not tolerated fails the task. Records that were sent alone before would be sent again by each
+        # new task.
+        if reporter is None or (len(batch) > 1 and not self._tolerates):
+            which = f"{batch[0].coordinates} to {batch[-1].coordinates}"
+            raise ConnectError(f"{len(batch)} records were rejected ({which}): {error}") from error
         if len(batch) == 1:
             await reporter.report(batch[0], error)
             self._note_posted_offsets(batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -228,6 +229,22 @@ async def test_a_rejected_record_is_a_dead_letter() -> None:
         assert [record.value for record in run.cluster.records("dlq")] == [b'{"n": 1}']
         await run.until(lambda: len(server.requests) == 4)
         assert [numbers([request]) for request in server.requests] == [[0, 1, 2], [0], [1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "sent"), [({}, [[0, 1, 2]]), ({"errors.tolerance": " ALL "}, [[0, 1, 2], [0], [1], [2]])]
+)
+async def test_a_rejected_batch_is_sent_record_by_record_only_if_errors_are_tolerated(
+    tolerance: dict[str, str], sent: list[list[int]]
+) -> None:
+    """An error that is only logged fails the task. Records that were posted before it would be posted again by each
+    new task."""
+    server = Answers(lambda request: (422, {}, b"bad") if b'"n":1' in request.body else OK)
+    task = await started_sink(server, Context(reporter := Reporter()), **tolerance)
+    with contextlib.nullcontext() if tolerance else pytest.raises(ConnectError, match=r"t-0@0 to t-0@2\b.*422: bad"):
+        await task.put(records(A, 0, 3))
+    assert [numbers([request]) for request in server.requests] == sent
+    assert reporter.reported == ([(A, 1)] if tolerance else [])
 
 
 @pytest.mark.parametrize("status", [301, 307, 401, 403, 405, 407])
