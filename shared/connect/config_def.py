@@ -214,6 +214,18 @@ class Recommender:
     valid_values: Callable[[str, Mapping[str, Any]], Sequence[Any]] = lambda _name, _values: ()
     visible: Callable[[str, Mapping[str, Any]], bool] = lambda _name, _values: True
 
+    def embedded(self, prefix: str) -> Recommender:
+        """Return the recommender of a setting that is embedded under a prefix. This one gets the names without it, and
+        only the settings that have it."""
+
+        def own(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+        return Recommender(
+            lambda name, values: self.valid_values(name.removeprefix(prefix), own(values)),
+            lambda name, values: self.visible(name.removeprefix(prefix), own(values)),
+        )
+
 
 @dataclass(frozen=True)
 class ConfigKey:
@@ -327,9 +339,13 @@ class ConfigDef:
         for at, key in enumerate(other, start=starting_order):
             dependents = tuple(prefix + name for name in key.dependents)
             shown = key.display_name or key.name
+            recommender = key.recommender and key.recommender.embedded(prefix)
             self.add(
-                replace(key, name=prefix + key.name, group=group, order=at, display_name=shown, dependents=dependents)
-            )
+                replace(
+                    key, name=prefix + key.name, group=group, order=at, display_name=shown, dependents=dependents,
+                    recommender=recommender,
+                )
+            )  # fmt: skip
         return self
 
     def copy(self) -> ConfigDef:

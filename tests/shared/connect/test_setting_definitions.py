@@ -119,6 +119,16 @@ def test_definitions_are_embedded_under_a_prefix() -> None:
     assert outer.groups() == ["Transforms: x"]
 
 
+def test_a_recommender_of_an_embedded_definition_sees_its_own_settings() -> None:
+    """A recommender gets the name and the values of its own definition, without the prefix."""
+    own = Recommender(lambda name, values: [name, *values], lambda name, values: values[name] < values["size"])
+    inner = definition().define("other", Type.INT, 1, HIGH, "", recommender=own)
+    outer = ConfigDef().define("size", Type.INT, 0, HIGH, "").embed("a.", "A", ConfigDef().embed("b.", "B", inner))
+    value = outer.validate({"a.b.topic": "t"})[-1]["value"]
+    assert value["recommended_values"] == ["other", "size", "secret", "topic", "other"]
+    assert value["visible"] is True
+
+
 def test_a_setting_is_defined_once() -> None:
     """Defining a setting twice is an error."""
     with pytest.raises(ConfigError, match="size is defined twice"):
