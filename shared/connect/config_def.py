@@ -348,9 +348,6 @@ class ConfigDef:
             )  # fmt: skip
         return self
 
-    def copy(self) -> ConfigDef:
-        return ConfigDef(self)
-
     def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigDef:
         """Return the same settings, some with another default."""
         return ConfigDef(replace(key, default=defaults[key.name]) if key.name in defaults else key for key in self)
