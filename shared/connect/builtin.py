@@ -1,6 +1,7 @@
 """The plugins that ship with Penstock: the modules of their classes, and the public modules that configurations name.
 
-A class is imported on first use, because some need an extra. A Connect worker imports all of them at its start.
+A class is imported on first use, because some need an extra. At its start, a Connect worker imports all those whose
+extra is installed.
 """
 
 from __future__ import annotations

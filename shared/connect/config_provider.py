@@ -1,7 +1,8 @@
 """Secrets and other values from outside a configuration: `${env:NAME}`, `${file:PATH:KEY}`, `${dir:PATH:FILE}`.
 
 The worker stores and shows a configuration with its variables (`${…}`). When it starts a connector or task, it replaces
-them by their values. A variable of an unknown provider, or of an unknown key, stays unchanged.
+them by their values. A variable of an unknown provider, or of an unknown key, stays unchanged. A file of `${file:…}`
+that does not exist, and any file that is not allowed or cannot be read, is a ConfigError.
 
 A task configuration that a connector returns has values. If a setting in it has the value with which the connector was
 started, the worker stores the setting with its variables. A value that the connector has changed, or copied into
