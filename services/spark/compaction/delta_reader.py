@@ -26,7 +26,9 @@ HARMLESS = frozenset(
         *("OPTIMIZE", "REORG", "VACUUM START", "VACUUM END", "DELETE", "UPDATE"),
         *("ADD CONSTRAINT", "DROP CONSTRAINT", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "UPDATE TABLE METADATA"),
         *("ADD COLUMN", "ADD COLUMNS", "CHANGE COLUMN", "CHANGE COLUMNS", "UPDATE FIELD METADATA"),
-        *("ADD FEATURE", "UPGRADE PROTOCOL"),
+        *("ADD FEATURE", "UPGRADE PROTOCOL", "CLUSTER BY"),
+        # Spark commits all three if it drops a feature.
+        *("DROP FEATURE", "Empty Commit", "Deletion Vector Tombstones"),
     )
 )
 """Operations that do not change a table's positions: table maintenance, deletions and updates by its owner, and changes

@@ -205,13 +205,11 @@ def ensure_table(
             once = CommitProperties(custom_metadata=commit_metadata(table_positions(table)), max_commit_retries=0)
             wider = schema.empty_table()
             write_deltalake(table, wider, mode="append", schema_mode="merge", partition_by=by, commit_properties=once)
-    except CommitFailedError as e:
-        raise CompactionConflict(f"another job changed {uri} at the same time: {one_line(e)}") from e
     except DELTA_ERRORS as e:
         # Both jobs found no table. The first one to create it goes on.
-        if table is None and "already exists" in str(e):
+        if table is None and (isinstance(e, CommitFailedError) or "already exists" in str(e)):
             raise CompactionConflict(f"another job created {uri} at the same time") from e
-        raise LakeUnavailable(f"{uri} cannot be created or extended: {one_line(e)}") from e
+        raise failed_write(e, table, f"{uri} cannot be created or extended") from e
     return table
 
 
@@ -248,13 +246,29 @@ def commit(
     properties = CommitProperties(custom_metadata=commit_metadata(metadata), max_commit_retries=0)
     try:
         table.create_write_transaction(actions, "append", table.schema(), partition_by=by, commit_properties=properties)
-    except CommitFailedError as e:
-        raise CompactionConflict(
-            f"another job has committed to {table.table_uri} as version {version + 1}; this job stops"
-        ) from e
     except DELTA_ERRORS as e:
-        raise LakeUnavailable(f"{table.table_uri} cannot be written: {one_line(e)}") from e
+        raise failed_write(e, table, f"{table.table_uri} cannot be written") from e
     return int(version) + 1
+
+
+def failed_write(error: Exception, table: DeltaTable | None, failure: str) -> PenstockError:
+    """Return the error of a failed write to a table: CompactionConflict if another job has committed to it meanwhile.
+
+    Else it is LakeUnavailable, whose text begins with `failure`. `table` is then at its newest version.
+    """
+    # deltalake raises CommitFailedError also for a table that it cannot write: another engine has given it a feature
+    # that deltalake lacks, or has forbidden deletions.
+    if table is not None and isinstance(error, CommitFailedError):
+        version = table.version()
+        try:
+            table.update_incremental()
+        except DELTA_ERRORS as e:
+            error = e
+        if table.version() > version:
+            return CompactionConflict(
+                f"another job has committed to {table.table_uri} as version {version + 1}; this job stops"
+            )
+    return LakeUnavailable(f"{failure}: {one_line(error)}")
 
 
 def commit_metadata(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import RemoveAction
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
@@ -336,7 +335,5 @@ def _translate_delta_errors(table: DeltaTable, step: Any) -> Any:
     """Run a step and return its result. Raise CompactionConflict or LakeUnavailable for errors of deltalake."""
     try:
         return step()
-    except CommitFailedError as e:
-        raise CompactionConflict(f"another job has committed to {table.table_uri}: {one_line(e)}") from e
     except DELTA_ERRORS as e:
-        raise LakeUnavailable(f"{table.table_uri}: {one_line(e)}") from e
+        raise delta_writer.failed_write(e, table, table.table_uri) from e

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from penstock.services.spark.compaction.delta_reader import (
     table_stores,
 )
 from penstock.services.spark.compaction.delta_writer import CompactionConflict, DataFile, DeltaFiles, write_files
+from penstock.services.spark.compaction.table_maintenance import delete_expired_rows
 from penstock.services.spark.table_columns import CLOSED, LATE, STATE, state_schema
 from penstock.shared.common.errors import LakeUnavailable, SchemaMismatch
 from penstock.shared.common.lake import delta_tables
@@ -119,7 +121,7 @@ def test_a_table_is_made_once_and_widened(tmp_path: Path) -> None:
     (row,) = delta_tables.rows(newest(uri), "SELECT * FROM t")
     assert (row["at"], row["s"], row["t"]) == (4, {"n": 4, "m": None}, None)
     assert made(uri, SCHEMA, wide).version() == 2  # it has more than these
-    with pytest.raises(CompactionConflict, match="changed"):
+    with pytest.raises(CompactionConflict, match="as version 2"):
         made(uri, pa.schema([*wider, ("u", pa.int64())]), _at(uri, 1))
     more = pa.schema([*wider, ("u", pa.int64())])
     assert {field.name for field in made(uri, more, wide).schema().fields} == {"partition", "at", "s", "t", "u"}
@@ -130,8 +132,27 @@ def test_a_table_is_not_widened_beside_an_append(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     table = made(uri)
     write_deltalake(uri, pa.Table.from_pylist([{"partition": 1, "at": 9}], SCHEMA), mode="append")
-    with pytest.raises(CompactionConflict, match="changed"):
+    with pytest.raises(CompactionConflict, match="as version 1"):
         made(uri, pa.schema([*SCHEMA, ("t", pa.int64())]), table)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda table: delta_writer.commit(table, [], [], {}),
+        lambda table: made(table.table_uri, pa.schema([*SCHEMA, ("t", pa.int64())]), table),
+        lambda table: delete_expired_rows(table, "time", 1),
+    ],
+    ids=["commit", "widen", "DELETE"],
+)
+def test_a_table_with_a_feature_that_deltalake_lacks(tmp_path: Path, write: Callable[[DeltaTable], object]) -> None:
+    """The error names the feature, for example after CLUSTER BY with Spark. No other job was first."""
+    uri = str(tmp_path / "t")
+    made(uri, pa.schema([*SCHEMA, ("time", pa.timestamp("us", "UTC"))]))
+    features = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["clustering", "domainMetadata"]}
+    write_version(uri, "CLUSTER BY", protocol=features)
+    with pytest.raises(LakeUnavailable, match="ClusteredTable"):
+        write(newest(uri))
 
 
 def _at(uri: str, version: int) -> DeltaTable:
@@ -248,11 +269,14 @@ def test_progress_rows_by_partition_newest_first(tmp_path: Path) -> None:
         progress_rows(newest(str(tmp_path / "x")))
 
 
-def write_version(uri: str, operation: str, metadata: str = "{}", **parameters: Any) -> None:
-    """Commit nothing, as another writer."""
+def write_version(
+    uri: str, operation: str, metadata: str = "{}", protocol: dict[str, Any] | None = None, **parameters: Any
+) -> None:
+    """Commit nothing but perhaps a `protocol`, as another writer."""
     path = Path(uri) / "_delta_log" / f"{newest(uri).version() + 1:020}.json"
     commit = {"timestamp": 1, "operation": operation, "userMetadata": metadata, "operationParameters": parameters}
-    path.write_text(json.dumps({"commitInfo": commit}))
+    actions = [{"commitInfo": commit}, *([{"protocol": protocol}] if protocol else [])]
+    path.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
 
 
 def test_positions_are_those_of_the_newest_compaction(tmp_path: Path) -> None:
@@ -288,7 +312,9 @@ def test_metadata_changes_keep_the_positions(tmp_path: Path) -> None:
     newest(uri).alter.add_feature(TableFeatures.ChangeDataFeed, allow_protocol_versions_increase=True)
     for operation in ("ADD COLUMNS", "CHANGE COLUMN", "CHANGE COLUMNS", "UNSET TBLPROPERTIES", "UPGRADE PROTOCOL"):
         write_version(uri, operation)
-    assert newest(uri).version() == 12
+    for operation in ("CLUSTER BY", "DROP FEATURE", "Empty Commit", "Deletion Vector Tombstones"):
+        write_version(uri, operation)
+    assert newest(uri).version() == 16
     assert table_positions(newest(uri)) == found
 
 
