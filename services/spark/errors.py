@@ -15,7 +15,7 @@ from py4j.protocol import Py4JNetworkError
 from penstock.shared.common import errors
 from penstock.shared.common.errors import ChangelogHole, ConfigError, FatalError, PenstockError
 
-_DATA_LOSS = ("KafkaDataLoss", "data may have been lost", "OffsetOutOfRangeException", "Some data may have been lost")
+_DATA_LOSS = ("KafkaDataLoss", "data may have been lost", "OffsetOutOfRangeException")
 _TASK_FAILED = "Job aborted due to stage failure"
 _NO_CONNECTOR = "No FileSystem for scheme"
 _UNUSABLE = ("Mkdirs failed", "Permission denied", "AccessDenied", "No space left")
