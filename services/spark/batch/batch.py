@@ -93,7 +93,7 @@ class BatchReport(NamedTuple):
     """
     seconds: float
     compaction: dict[str, Any] | None = None
-    """The report of the last compaction; None if there was none."""
+    """The report of the last compaction after the tasks; None if there were no tasks and no after hook."""
     failed: tuple[str, ...] = ()
     """The failed steps after the commits of all the batch's compactions."""
 
