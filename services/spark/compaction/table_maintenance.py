@@ -137,6 +137,11 @@ class TableMaintenance:
         versions = COMMITS_PER_APPEND * (appends_max + 1) + EXTRA_HISTORY_VERSIONS
         if table is None or not is_optimize_due(commit_history(table, versions), appends_max):
             return False
+        # A deletion vector marks the deleted rows of a file. `optimize` would read these rows from the file, and a
+        # RemoveAction without the vector would not remove the file.
+        if "deletionVectors" in (table.protocol().reader_features or ()):
+            self.log(f"{name}: no OPTIMIZE, because deletion vectors are enabled for the table")
+            return False
         merged = optimize(table, name.partition("/")[0], self.settings.storage_options)
         self.log(f"{name}: {merged} files merged")
         return merged > 0

@@ -280,6 +280,22 @@ def test_optimize_becomes_due_though_each_run_also_deletes_and_vacuums(
     assert list(hours_of(uri).values()) == [[100, 101, 102]]
 
 
+def test_a_table_with_deletion_vectors_is_not_optimized(tmp_path: Path) -> None:
+    """Its files have deleted rows, too. OPTIMIZE would append them, and double the others."""
+    uri = str(tmp_path / "closed")
+    for nth in range(3):
+        append(uri, nth)
+    of_table = ["deletionVectors"]
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": of_table, "writerFeatures": of_table}
+    log = tmp_path / f"closed/_delta_log/{DeltaTable(uri).version() + 1:020}.json"
+    log.write_text(json.dumps({"protocol": protocol}))
+    messages = list[str]()
+    maintenance = TableMaintenance(CompactSettings(application="a", lake="lake"), messages.append)
+    assert maintenance._optimize_table("closed/x", uri, 2) is False
+    assert len(DeltaTable(uri).file_uris()) == 3
+    assert messages == ["closed/x: no OPTIMIZE, because deletion vectors are enabled for the table"]
+
+
 def test_of_two_jobs_that_optimize_one_commits(tmp_path: Path) -> None:
     """The other raises CompactionConflict, and no row is lost or doubled."""
     uri = str(tmp_path / "closed")
