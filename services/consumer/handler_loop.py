@@ -13,6 +13,7 @@ handlers' output too.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ class HandlerLoop(RebalanceListener):
         self._retry_due_ms: int | None = None
         self._measuring: asyncio.Task[None] | None = None
         self._committing: asyncio.Task[None] | None = None
-        self._commit_due_ms = clock.monotonic_ms() + options.commit_interval_ms
+        self._commit_due_ms: float = clock.monotonic_ms() + options.commit_interval_ms
         self._lag_due_ms = clock.monotonic_ms()
 
     def __repr__(self) -> str:
@@ -123,6 +124,8 @@ class HandlerLoop(RebalanceListener):
             # A partition's first position must be committed at once (see `_pass_over`).
             self._commit_due_ms = now_ms
         if (now_ms >= self._commit_due_ms or self._commits.is_full) and not self._is_commit_running:
+            # A first position that comes during the commit makes the next one due.
+            self._commit_due_ms = math.inf
             self._committing = asyncio.create_task(self._commit_offsets())
         if now_ms >= self._lag_due_ms and (self._measuring is None or self._measuring.done()):
             self._measuring = asyncio.create_task(self._measure_lag())
@@ -251,7 +254,7 @@ class HandlerLoop(RebalanceListener):
         except Exception as e:
             self._crash = e
             self._stopping = True
-        self._commit_due_ms = self._clock.monotonic_ms() + self.options.commit_interval_ms
+        self._commit_due_ms = min(self._commit_due_ms, self._clock.monotonic_ms() + self.options.commit_interval_ms)
         self._start_executions()
 
     async def _measure_lag(self) -> None:

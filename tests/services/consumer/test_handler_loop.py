@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -17,13 +18,14 @@ from penstock.services.consumer.handlers import Handler
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.shared.clients.admin import Admin
-from penstock.shared.clients.consumer import Consumer
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.parallel_consumer.commit_metadata import encode_finished
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
+from penstock.shared.testing.manual_clock import ManualClock
 
 T = TopicPartition("t", 0)
 RECORDS = 40
@@ -94,6 +96,64 @@ async def test_the_position_in_an_idle_topic_is_committed(commit_interval_ms: in
         await send(cluster, RECORDS)
         async with serving(cluster, handle):
             await until(lambda: len(handled) == RECORDS)
+
+
+class QuietConsumer(Consumer):
+    """Reads no records. Its commits wait for `let_commit`."""
+
+    def __init__(self) -> None:
+        super().__init__("localhost:9092", ConsumerSettings(group_id="g"))
+        self.positions: dict[TopicPartition, int] = {}
+        self.commits: list[set[TopicPartition]] = []
+        self.let_commit = asyncio.Event()
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        return frozenset(self.positions)
+
+    def known_position(self, tp: TopicPartition) -> int | None:
+        return self.positions.get(tp)
+
+    def known_lag(self, tp: TopicPartition) -> int | None:
+        return None
+
+    async def end_offsets(self, partitions: object) -> dict[TopicPartition, int]:
+        return {}
+
+    async def poll(self, timeout_ms: float, max_records: int | None = None) -> dict[TopicPartition, Columns]:
+        await asyncio.sleep(0)
+        return {}
+
+    async def commit(self, offsets: Any = None, timeout_ms: float | None = None) -> None:
+        self.commits.append(set(offsets))
+        await self.let_commit.wait()
+
+
+def idle_loop(consumer: QuietConsumer, *partitions: TopicPartition, commit_interval_ms: int) -> HandlerLoop:
+    """Return a loop whose time stands still, with partitions that have no committed offset."""
+    kafka = KafkaSettings(bootstrap_servers="localhost:9092")
+    settings = ConsumerServiceSettings(kafka=kafka, topics=("t",), group_id="g", handler="tests:handle")
+    metrics = RunnerMetrics(CollectorRegistry(), "g")
+    handler = Handler("tests:handle", no_dead_letters)
+    executor = Executor(handler, settings.retry_policy(), no_dead_letters, metrics, group="g")
+    scheduler = settings.scheduler(batch=False)
+    for partition in partitions:
+        scheduler.assign(partition, None)
+    options = HandlerLoopOptions(commit_interval_ms=commit_interval_ms)
+    return HandlerLoop(consumer, scheduler, executor, metrics, ManualClock(), options)
+
+
+async def test_a_first_position_that_comes_during_a_commit_is_committed_after_it() -> None:
+    """It does not wait for `commit_interval_ms`. After a crash, `latest` would skip the records since then."""
+    consumer = QuietConsumer()
+    runner = idle_loop(consumer, T, other := TopicPartition("t", 1), commit_interval_ms=60_000)
+    for tp in (T, other):
+        consumer.positions[tp] = 0
+        await runner.run_once()
+    assert consumer.commits == [{T}]
+    consumer.let_commit.set()
+    for _ in range(3):
+        await runner.run_once()
+    assert consumer.commits == [{T}, {other}]
 
 
 async def test_lag_is_known_without_end_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
