@@ -112,10 +112,9 @@ class HandlerLoop(RebalanceListener):
             raise self._crash
         self._apply_pauses()
         now_ms = self._clock.monotonic_ms()
-        # During a commit the next commit's due time does not limit the poll. The poll does not wait for the commit.
-        wait_ms = (
-            POLL_TIMEOUT_MS if self._is_commit_running else max(0, min(POLL_TIMEOUT_MS, self._commit_due_ms - now_ms))
-        )
+        # The poll does not wait for a running commit. The next commit is due an interval after its end.
+        due_in_ms = self.options.commit_interval_ms if self._is_commit_running else self._commit_due_ms - now_ms
+        wait_ms = max(0, min(POLL_TIMEOUT_MS, due_in_ms))
         for columns in (await self._consumer.poll(wait_ms)).values():
             self._deliver_to_scheduler(columns)
         self._start_executions()

@@ -104,6 +104,7 @@ class QuietConsumer(Consumer):
     def __init__(self) -> None:
         super().__init__("localhost:9092", ConsumerSettings(group_id="g"))
         self.positions: dict[TopicPartition, int] = {}
+        self.poll_limits_ms: list[float] = []
         self.commits: list[set[TopicPartition]] = []
         self.let_commit = asyncio.Event()
 
@@ -120,6 +121,7 @@ class QuietConsumer(Consumer):
         return {}
 
     async def poll(self, timeout_ms: float, max_records: int | None = None) -> dict[TopicPartition, Columns]:
+        self.poll_limits_ms.append(timeout_ms)
         await asyncio.sleep(0)
         return {}
 
@@ -154,6 +156,17 @@ async def test_a_first_position_that_comes_during_a_commit_is_committed_after_it
     for _ in range(3):
         await runner.run_once()
     assert consumer.commits == [{T}, {other}]
+
+
+async def test_a_poll_during_a_commit_is_not_longer_than_the_commit_interval() -> None:
+    """Otherwise a quiet topic's next commit would be late."""
+    consumer = QuietConsumer()
+    runner = idle_loop(consumer, T, commit_interval_ms=20)
+    consumer.positions[T] = 0
+    for _ in range(2):
+        await runner.run_once()
+    assert len(consumer.commits) == 1
+    assert consumer.poll_limits_ms == [20, 20]
 
 
 async def test_lag_is_known_without_end_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
