@@ -310,7 +310,6 @@ class HandlerLoop(RebalanceListener):
                 )
                 assert committed is not None
                 self.scheduler.assign(partition, OffsetAndMetadata(committed.offset))
-        log.info("assigned", partitions=sorted(map(str, partitions)))
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         await self._drain_and_release_partitions(partitions, self.options.drain_timeout_ms)
