@@ -456,6 +456,9 @@ class Consumer(Generic[K, V]):
         unread = self._positions.unread
         positions.processed()
         self._coordinator.polled(now_ms)
+        # The next poll may be far away: it comes after the last unread record. This commit does not wait.
+        if now_ms >= self._next_commit_ms and self._settings.commit_strategy == "auto":
+            await self._commit_as_configured()
         # A due call of the listener precedes unread records: their partition may be revoked. A poll makes the call,
         # and drops the records of partitions that are gone.
         while self._coordinator.is_listener_due or (found := unread.next(self._fetcher.paused)) is None:

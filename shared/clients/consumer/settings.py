@@ -73,7 +73,8 @@ class ConsumerSettings(ReadingSettings):
     commit_strategy: Literal["none", "auto", "sync", "async"] = Field(
         default="none",
         description="when the records that earlier polls returned are committed: none: only on request; auto: every "
-        "auto_commit_interval_ms, in poll; sync: by every poll, which waits; async: by every poll, without waiting",
+        "auto_commit_interval_ms, in poll and `async for`; sync: by every poll, which waits; async: by every poll, "
+        "without waiting",
     )
     auto_commit_interval_ms: PositiveMs = 5_000
 

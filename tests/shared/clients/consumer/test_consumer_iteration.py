@@ -60,6 +60,20 @@ async def test_auto_commit_leaves_out_the_record_in_the_body(cluster: FakeCluste
     assert committed(cluster) == 3
 
 
+async def test_auto_commit_does_not_wait_for_the_end_of_a_batch(cluster: FakeCluster) -> None:
+    """A batch may last for many times `auto_commit_interval_ms`."""
+    async with opened(cluster, commit_strategy="auto") as consumer:
+        consumer.assign([A])
+        async for record in consumer:
+            assert committed(cluster) <= record.offset
+            async with asyncio.timeout(5):
+                while committed(cluster) < record.offset:  # noqa: ASYNC110 - the cluster has no event for it
+                    await asyncio.sleep(0)
+            if record.offset == 5:
+                break
+            consumer._next_commit_ms = 0  # the interval has passed
+
+
 async def test_an_explicit_commit_includes_the_current_record(cluster: FakeCluster) -> None:
     """An explicit commit covers the current record and no later one of its batch. The position is that of the next
     record."""
