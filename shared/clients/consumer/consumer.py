@@ -280,9 +280,9 @@ class Consumer(Generic[K, V]):
         `timeout_ms` is None, `listener_timeout_ms` limits the commit and the listener, or `max_poll_interval_ms` if
         that is shorter. A static member stays in the group.
 
-        If the call is cancelled, so are the commit and the listener. The member then leaves the group in the
-        background. A second call waits for LeaveGroup and the sockets within its own `timeout_ms`. It does not wait
-        for the listener.
+        If the call is cancelled, so are the commit and the listener. LeaveGroup then has 200 ms. If only LeaveGroup was
+        left, it continues in the background. A second call waits for LeaveGroup and the sockets within its own
+        `timeout_ms`. It does not wait for the listener.
         """
         await self._close_consumer(timeout_ms, processed=True)
 
@@ -893,6 +893,10 @@ class Consumer(Generic[K, V]):
         work_ms = None if timeout_ms is None else max(0.0, timeout_ms - LEAVE_TIME_MS)
         try:
             await self._invoker.leave(work_ms)
+        except asyncio.CancelledError:
+            # The caller wants to wait no longer: LeaveGroup has only LEAVE_TIME_MS.
+            timeout_ms = 0
+            raise
         finally:
             waited_ms = SYSTEM_CLOCK.monotonic_ms() - started_ms
             left_ms = None if timeout_ms is None else max(0.0, timeout_ms - waited_ms)

@@ -222,6 +222,33 @@ async def test_a_second_close_has_its_own_deadline(cluster: FakeCluster) -> None
                 await consumer.close(0)
 
 
+async def test_a_cancelled_close_does_not_wait_for_the_response_to_leave_group(cluster: FakeCluster) -> None:
+    """LeaveGroup is sent, and has LEAVE_TIME_MS, also if the close has no deadline."""
+    began = asyncio.Event()
+
+    class Hangs(RebalanceListener):
+        async def on_partitions_revoked(self, partitions: Partitions) -> None:
+            began.set()
+            await asyncio.Event().wait()
+
+    left: list[Request] = []
+
+    def drop(request: Request) -> Drop:
+        left.append(request)
+        return Drop()
+
+    async with opened(cluster, request_timeout_ms=60_000) as consumer:
+        consumer.subscribe(["t"], Hangs())
+        await until(consumer, consumer.assignment)
+        cluster.control(Api.LEAVE_GROUP, drop)
+        closing = asyncio.create_task(consumer.close())
+        await began.wait()
+        closing.cancel()
+        assert (await asyncio.wait({closing}, timeout=5))[0] == {closing}
+        assert closing.cancelled()
+        assert len(left) == 1
+
+
 async def test_a_listener_may_wait_for_a_task_that_closes(cluster: FakeCluster) -> None:
     """The task that polls ends with the consumer's `async with`. Its close does not wait for the listener."""
 
