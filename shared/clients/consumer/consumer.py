@@ -606,6 +606,7 @@ class Consumer(Generic[K, V]):
     def ping(self) -> None:
         """Request a response from any broker, so that `silent_ms` shows whether the brokers answer. Does not wait."""
         if self._state == "open":
+            self._connection.check_loop()
             self._connection.refresh_metadata()
 
     def group_metadata(self) -> GroupMetadata:

@@ -58,6 +58,10 @@ async def commit_async(clients: Clients) -> None:
     clients.consumer.commit_async()
 
 
+async def ping(clients: Clients) -> None:
+    clients.consumer.ping()
+
+
 async def iterate(clients: Clients) -> None:
     async for _ in clients.consumer:
         pass
@@ -79,6 +83,7 @@ PRODUCER_CALLS: list[Call] = [
 ]
 OTHER_CALLS: list[Call] = [
     commit_async,
+    ping,
     iterate,
     lambda c: c.consumer.poll(0),
     lambda c: c.consumer.commit(),
