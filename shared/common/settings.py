@@ -165,7 +165,7 @@ class KafkaSettings(Section):
     metadata_recovery_rebootstrap_trigger_ms: int = Field(
         default=300_000,
         ge=0,
-        description="rebootstrap after this time without metadata from a known broker",
+        description="rebootstrap after this time without metadata from known brokers; at once if none is reachable",
     )
     connections_max_idle_ms: PositiveMs = 540_000
     send_buffer_bytes: int = Field(default=-1, ge=-1, description="the sockets' SO_SNDBUF; -1: the system's default")

@@ -323,8 +323,9 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
     async def _metadata_update(self, cluster_metadata: Any, topics: set[str] | None) -> bool:
         """Update the metadata from a known broker. Returns whether that succeeded.
 
-        If updates fail for `metadata_recovery_rebootstrap_trigger_ms`, the bootstrap servers are used, since all
-        brokers may have moved (KIP-899, KIP-1102). With `metadata_recovery_strategy=none` they are not.
+        If no known broker can be connected to (KIP-899), or if updates fail for
+        `metadata_recovery_rebootstrap_trigger_ms` (KIP-1102), the bootstrap servers are used, since all brokers may
+        have moved. With `metadata_recovery_strategy=none` they are not.
         """
         started_ms = SYSTEM_CLOCK.monotonic_ms() if self._failing_since_ms is None else self._failing_since_ms
         if await self._update_from_known_node(cluster_metadata, None if topics is None else list(topics)):
@@ -333,10 +334,13 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         settings = self._settings
         self._failing_since_ms = started_ms
         silent_ms = SYSTEM_CLOCK.monotonic_ms() - started_ms
+        known = self.cluster.brokers()
+        # A node has a backoff from a failed attempt to connect until a successful one.
+        is_any_reachable = any(broker.nodeId not in self._backoffs for broker in known)
         # The last condition leaves out `fetch_all_metadata`, which fills metadata of its own.
         if (
             settings.metadata_recovery_strategy == "none"
-            or silent_ms < settings.metadata_recovery_rebootstrap_trigger_ms
+            or (is_any_reachable and silent_ms < settings.metadata_recovery_rebootstrap_trigger_ms)
             or cluster_metadata is not self.cluster
         ):
             return False
@@ -346,9 +350,11 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
             if (times := self._unreached.failed(SYSTEM_CLOCK.monotonic_ms())) is not None:
                 log.warning("no bootstrap server reached either", silent_ms=silent_ms, reason=str(e), **times)
             return False
-        log.warning("metadata from the bootstrap servers", silent_ms=silent_ms)
-        # The backoffs belong to addresses that nodes no longer have.
-        self._backoffs.clear()
+        if moved := self.cluster.brokers() - known:
+            log.warning("metadata from the bootstrap servers", silent_ms=silent_ms)
+        # Their backoffs belong to addresses that they no longer have. Other nodes still cannot be connected to.
+        for broker in moved:
+            self._backoffs.pop(broker.nodeId, None)
         self._metadata_updated()
         return True
 

@@ -468,23 +468,46 @@ async def test_errors_of_failed_connections() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "found"),
+    ("handler", "more", "found"),
     [
-        ({"metadata_recovery_rebootstrap_trigger_ms": 0}, True),
-        ({"metadata_recovery_rebootstrap_trigger_ms": 60_000}, False),
-        ({"metadata_recovery_rebootstrap_trigger_ms": 0, "metadata_recovery_strategy": "none"}, False),
+        (closing, {"metadata_recovery_rebootstrap_trigger_ms": 60_000}, True),
+        (closing, {"metadata_recovery_rebootstrap_trigger_ms": 0, "metadata_recovery_strategy": "none"}, False),
+        (starting, {"metadata_recovery_rebootstrap_trigger_ms": 60_000}, False),
+        (starting, {"metadata_recovery_rebootstrap_trigger_ms": 0}, True),
     ],
 )
-async def test_metadata_is_bootstrapped_again_if_all_brokers_moved(more: dict[str, Any], found: bool) -> None:
-    """If no known broker returns metadata for too long, the bootstrap servers are used again, unless this is switched
-    off."""
-    async with serving(answering, closing) as [(_, new), (_, old)]:
+async def test_metadata_is_bootstrapped_again_if_all_brokers_moved(
+    handler: Handler, more: dict[str, Any], found: bool
+) -> None:
+    """If no known broker can be connected to, or if none returns metadata for too long, the bootstrap servers are used
+    again, unless this is switched off."""
+    async with serving(answering, handler) as [(_, new), (_, old)]:
         client = SocketClient(settings(new, **more), "c")
         knowing(client, old)
         assert await client._metadata_update(client.cluster, set()) is found
         assert [(broker.nodeId, broker.port) for broker in client.cluster.brokers()] == [
             (1, new) if found else (0, old)
         ]
+        await client.close()
+
+
+async def test_bootstrapping_again_keeps_the_backoffs_of_unreachable_addresses(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nodes that still have the same address are not connected to sooner: their listeners may be advertised wrongly."""
+
+    async def advertising(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await respond(reader, writer, brokers)
+
+    async with serving(advertising, closing, closing) as [(_, server), (_, old), (_, other)]:
+        client = SocketClient(settings(server), "c")
+        knowing(client, old)
+        for port, backed_off in ((old, [0]), (other, [])):
+            brokers = [(0, "127.0.0.1", port)]
+            caplog.clear()
+            assert await client._metadata_update(client.cluster, set())
+            assert list(client._backoffs) == backed_off
+            assert caplog.text.count("metadata from the bootstrap servers") == (not backed_off)
         await client.close()
 
 
@@ -518,7 +541,7 @@ async def test_the_wait_before_bootstrapping_again_begins_with_the_first_failure
     """The time since the last successful update does not count. Later failures are logged after waits that double."""
     clock = ManualClock()
     monkeypatch.setattr(sockets, "SYSTEM_CLOCK", clock)
-    async with serving(closing, closing) as [(_, one), (_, other)]:
+    async with serving(closing, starting) as [(_, one), (_, other)]:
         client = SocketClient(settings(one, metadata_recovery_rebootstrap_trigger_ms=1_000), "c")
         knowing(client, other)
         lines = []
