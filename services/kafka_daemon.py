@@ -13,7 +13,7 @@ from penstock.api.http.kafka_liveness import PROBE_TIMEOUT_MS, KafkaProbe
 from penstock.api.http.server import HttpServer
 from penstock.services.first_connection import first_connection
 from penstock.shared.clients.admin import Admin
-from penstock.shared.common.errors import BrokerNotAvailable, RetriableError
+from penstock.shared.common.errors import RetriableError
 from penstock.shared.common.settings import KafkaSettings
 
 ADMIN_TIMEOUT_MS = 15_000
@@ -30,7 +30,6 @@ class KafkaHttpDaemon:
 
     def __init__(self, kafka: KafkaSettings) -> None:
         self._admin = Admin(kafka, timeout_ms=ADMIN_TIMEOUT_MS)
-        self._connected = False
         self._probe = KafkaProbe(self._request_cluster, self._admin.silent_ms, kafka.request_timeout_ms)
 
     def __repr__(self) -> str:
@@ -45,7 +44,6 @@ class KafkaHttpDaemon:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.server.wait())
             await first_connection(self._try_to_connect)
-            self._connected = True
             await self._probe.run_once()
             tasks.create_task(self._probe.run())
 
@@ -56,11 +54,10 @@ class KafkaHttpDaemon:
     async def _try_to_connect(self) -> None:
         try:
             await self.connect()
-        except RetriableError:
+        except RetriableError as e:
+            self._probe.connection_failed(str(e))
             await self._admin.close()
             raise
 
     async def _request_cluster(self) -> None:
-        if not self._connected:
-            raise BrokerNotAvailable("not connected yet")
         await self._admin.cluster(timeout_ms=PROBE_TIMEOUT_MS)

@@ -108,7 +108,7 @@ class KafkaProbe:
         self._silent_ms = silent_ms
         self._silence_max_ms = silence_max_ms
         self._interval_ms = interval_ms
-        self._result = CheckResult(False, "not probed yet")
+        self._result = CheckResult(False, "not connected to Kafka yet")
 
     def __repr__(self) -> str:
         return f"KafkaProbe({self._result})"
@@ -116,6 +116,10 @@ class KafkaProbe:
     def __call__(self) -> CheckResult:
         """Return the latest result."""
         return self._result
+
+    def connection_failed(self, reason: str) -> None:
+        """Store the reason why the service is not connected to Kafka yet."""
+        self._result = CheckResult(False, f"not connected to Kafka yet: {reason}")
 
     async def run_once(self) -> CheckResult:
         """Send the request to Kafka and store the result. An error, or a long silence, is a failed result."""

@@ -17,7 +17,13 @@ from penstock.api.streams.task_views import StreamsState
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.admin.types import DEAD
 from penstock.shared.common import metrics
-from penstock.shared.common.errors import AuthorizationFailed, GroupNotFound, PenstockError, RetriableError
+from penstock.shared.common.errors import (
+    AuthorizationFailed,
+    GroupNotFound,
+    IllegalState,
+    PenstockError,
+    RetriableError,
+)
 from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import decode_json
 from penstock.shared.connect.redaction import without_passwords
@@ -140,6 +146,9 @@ class KafkaSource:
                 described = await asyncio.gather(*(self._sample_group(g.group_id) for g in listings[:GROUPS_MAX]))
         except TimeoutError:
             return KafkaSample(error=f"no response within {self._timeout_ms} ms")
+        # This service has not connected yet, or is shutting down.
+        except IllegalState:
+            return KafkaSample(error="not connected; see /health")
         except PenstockError as e:
             return KafkaSample(error=str(e) or type(e).__name__)
         groups = [group for group in described if not isinstance(group, str)]

@@ -44,16 +44,21 @@ class Service(KafkaHttpDaemon):
         await self.server.stop(0)
 
 
-async def test_http_answers_while_kafka_does_not() -> None:
-    """`/health` is a 503 while Kafka is unreachable, and the service keeps trying."""
+async def test_http_answers_while_kafka_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`/health` is a 503 with the reason while Kafka is unreachable, and the service keeps trying."""
+    monkeypatch.setattr("penstock.services.first_connection.RETRY_MS", 0)
     service = Service(KafkaSettings(bootstrap_servers="127.0.0.1:1", request_timeout_ms=50))
     await service.startup()
     working = asyncio.create_task(service.main_loop())
     try:
         async with httpx.AsyncClient(base_url=service.server.url, trust_env=False) as http:
-            await service.tried.wait()
+            for _ in range(2):
+                await service.tried.wait()
+                service.tried.clear()
             response = await http.get("/health")
-        assert (response.status_code, response.json()["checks"]["kafka"]["status"]) == (503, "failing")
+        kafka = response.json()["checks"]["kafka"]
+        assert (response.status_code, kafka["status"]) == (503, "failing")
+        assert "127.0.0.1:1: no broker reached" in kafka["detail"]
         assert not working.done()
     finally:
         working.cancel()

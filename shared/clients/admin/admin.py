@@ -809,7 +809,7 @@ class Admin:
 
     def _check_open(self) -> None:
         if not self._open:
-            raise IllegalState("the admin is not open; use it in `async with`")
+            raise IllegalState("not connected to Kafka: the admin is not open (`async with` opens it)")
         self._connection.check_loop()
 
     async def _retry_request(self, call: Callable[[], Awaitable[T]], where: str, timeout_ms: int | None) -> T:

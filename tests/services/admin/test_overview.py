@@ -27,7 +27,7 @@ from penstock.services.admin.overview_sources import (
     services_client,
     sum_metrics,
 )
-from penstock.shared.clients.admin import GroupDescription, GroupListing, PartitionLag
+from penstock.shared.clients.admin import Admin, GroupDescription, GroupListing, PartitionLag
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import (
     AuthorizationFailed,
@@ -286,7 +286,8 @@ class Down:
 
 
 async def test_an_unreachable_kafka_is_an_error_of_the_sample() -> None:
-    """The sample of an unreachable or silent Kafka has the error."""
+    """The sample of an unreachable or silent Kafka has the error, also before the first connection."""
+    assert (await KafkaSource(Admin("127.0.0.1:1")).sample()).error == "not connected; see /health"
     assert (await KafkaSource(Down(silent=False)).sample()).error == "no broker"  # type: ignore[arg-type]
     assert (await KafkaSource(Down(silent=True), timeout_ms=5).sample()).error == "no response within 5 ms"  # type: ignore[arg-type]
 
