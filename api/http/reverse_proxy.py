@@ -16,7 +16,7 @@ import httpx
 from fastapi import APIRouter, Request, Response
 
 from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.status_codes import BAD_GATEWAY, BAD_REQUEST, NOT_FOUND
+from penstock.api.http.status_codes import BAD_GATEWAY, BAD_REQUEST, NOT_FOUND, UNAUTHORIZED
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 CONNECT_PATHS = ("/connectors", "/connector-plugins")
@@ -62,7 +62,10 @@ class HttpUpstream:
         self._client = client
 
     async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> UpstreamResponse:
-        """Forward a request over HTTP and return the response. Raises Problem (502) if the service does not answer."""
+        """Forward a request over HTTP and return the response.
+
+        Raises Problem (502) if the service does not answer, or does not accept this service's credentials.
+        """
         # Latin-1 as Starlette decodes it: httpx would encode a `str` as ASCII.
         headers = {b"Content-Type": media_type.encode("latin-1")} if media_type else {}
         url = f"{self._url}{path}?{query}" if query else f"{self._url}{path}"
@@ -72,6 +75,10 @@ class HttpUpstream:
         except httpx.HTTPError as e:
             kind = ErrorKind(BAD_GATEWAY, "SERVICE_UNREACHABLE", "Another service does not answer", 5)
             raise Problem(kind, f"{self.name}: {type(e).__name__}: {e}".rstrip(": ")) from None
+        # As a 401 it would be about the credentials of this service's own client.
+        if response.status_code == UNAUTHORIZED:
+            kind = ErrorKind(BAD_GATEWAY, "SERVICE_UNAUTHORIZED", "Another service rejects this one's credentials")
+            raise Problem(kind, f"{self.name} rejects this service's token (services_auth_token of the admin)")
         return UpstreamResponse(
             response.status_code,
             response.headers.get("content-type", ""),

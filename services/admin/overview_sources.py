@@ -13,7 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.api.console.overview import GroupSample, KafkaSample, ServiceSample
 from penstock.api.http.health import Check, CheckResult, describe_failing_checks, health_body, run_checks
+from penstock.api.http.status_codes import FORBIDDEN, UNAUTHORIZED
 from penstock.api.streams.task_views import StreamsState
+from penstock.services.admin.routers import STREAMS
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.admin.types import DEAD
 from penstock.shared.common import metrics
@@ -85,11 +87,15 @@ class HttpSource:
             totals = sum_metrics(exposition.raise_for_status().text) if has_metrics else {}
             streams = await self._client.get(f"{self._url}/v1/streams")
             state = decode_json(streams.content, StreamsState) if streams.status_code == httpx.codes.OK else None
+            detail = describe_failing_checks(checks)
+            # Other services have no streams to show. They may have other credentials.
+            if self.name == STREAMS and streams.status_code in (UNAUTHORIZED, FORBIDDEN):
+                detail = detail or f"/v1/streams answers {streams.status_code}; see services_auth_token of the admin"
             return ServiceSample(
                 name=self.name,
                 url=self._shown_url,
                 status=status,
-                detail=describe_failing_checks(checks),
+                detail=detail,
                 checks=checks,
                 metrics=totals,
                 streams=state,

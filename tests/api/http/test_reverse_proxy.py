@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Response
+from pydantic import SecretStr
 
 from penstock.api.connect import forwarding
 from penstock.api.http.app import create_app
@@ -79,6 +80,17 @@ async def test_a_request_may_take_as_long_as_connect_allows() -> None:
     async with httpx.AsyncClient(transport=Worker()) as client:
         response = await HttpUpstream("connect", "http://worker", client).forward("POST", "/connectors", "", b"", "")
     assert json.loads(response.body)["read"] > forwarding.TIMEOUT_MS / 1000
+
+
+async def test_rejected_credentials_of_this_service_are_not_those_of_its_client() -> None:
+    """A 401 of the other service is a 502 here, and names the setting."""
+    app = create_app(auth_token=SecretStr("0123456789abcdef"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
+        gateway = create_app(more=[forward_router({"/v1/streams": HttpUpstream("aggregator", "http://a", client)})])
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(gateway), base_url="http://x") as outside:
+            response = await outside.get("/v1/streams")
+    assert response.status_code == 502
+    assert "services_auth_token" in response.json()["detail"]
 
 
 async def test_a_redirect_keeps_its_query() -> None:

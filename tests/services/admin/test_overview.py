@@ -12,10 +12,11 @@ import httpx
 import pytest
 from msgspec.json import encode
 from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
 
 from penstock.api.console.overview import KafkaSample, ServiceSample
-from penstock.api.http.app import create_health_app
-from penstock.api.http.health import CheckResult
+from penstock.api.http.app import create_app, create_health_app
+from penstock.api.http.health import CheckResult, health_router
 from penstock.api.streams.routes import streams_router
 from penstock.api.streams.task_views import StreamsState
 from penstock.services.admin.cached_overview import CACHE_MS, SAMPLE_INTERVAL_MS, CachedOverview
@@ -70,6 +71,14 @@ async def test_a_service_is_read_through_http() -> None:
     assert (sample.status, sample.detail) == ("failing", "kafka: no broker")
     assert sample.metrics["penstock_streams_late_records_total"] == 5
     assert sample.streams == STATE
+
+
+async def test_a_service_that_rejects_the_token_has_unknown_streams() -> None:
+    """A sample names the setting of the token if the aggregator rejects it. Other services have no streams to show."""
+    app = create_app(health=health_router("a", {}, registry()), auth_token=SecretStr("0123456789abcdef"))
+    for name, detail in (("aggregator", "/v1/streams answers 401; see services_auth_token of the admin"), ("x", "")):
+        sample = await HttpSource(name, "http://a", client(app)).sample()
+        assert (sample.status, sample.streams, sample.detail) == ("ok", None, detail)
 
 
 async def test_a_service_with_a_certificate_of_an_own_authority(
