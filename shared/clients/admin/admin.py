@@ -40,7 +40,7 @@ from penstock.shared.clients.admin.types import (
     topic_id_text,
 )
 from penstock.shared.clients.connection import Connection, by_leader, list_offsets
-from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_spec
+from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_partitions, checked_spec
 from penstock.shared.clients.protocol import requests
 from penstock.shared.clients.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment
 from penstock.shared.clients.protocol.errors import error_for_code
@@ -671,8 +671,10 @@ class Admin:
     ) -> None:
         """Commit offsets for a group without members.
 
-        Raises GroupNotEmpty, which names the members. Raises ValueError or TypeError for an invalid offset.
+        Raises GroupNotEmpty, which names the members. Raises ValueError or TypeError for an invalid offset or
+        partition.
         """
+        checked_partitions(offsets)
         checked = checked_offsets(offsets)
         await self._check_no_members(group_id, timeout_ms)
         topics: dict[str, list[tuple[int, int, int, str]]] = defaultdict(list)
@@ -748,11 +750,13 @@ class Admin:
     ) -> None:
         """Delete the offsets that a group has committed for some partitions.
 
-        Raises GroupNotEmpty, which names the members, or GroupNotFound if there is no such group.
+        Raises GroupNotEmpty, which names the members, or GroupNotFound if there is no such group. Raises ValueError or
+        TypeError for an invalid partition.
         """
+        checked = checked_partitions(partitions)
         await self._check_no_members(group_id, timeout_ms)
         topics: dict[str, list[int]] = defaultdict(list)
-        for tp in partitions:
+        for tp in checked:
             topics[tp.topic].append(tp.partition)
         where = f"offsets of group {group_id}"
         request = requests.OFFSET_DELETE(group_id, list(topics.items()))

@@ -265,6 +265,8 @@ async def test_an_invalid_name_is_not_sent(cluster: FakeCluster, name: str, monk
             admin.list_offsets({TopicPartition(name, 0): "latest"}),
             admin.create_topics([NewTopic(name, 1)]),
             admin.delete_topics([name]),
+            admin.alter_group_offsets("g", {TopicPartition(name, 0): 1}),
+            admin.delete_group_offsets("g", [TopicPartition(name, 0)]),
         ):
             with pytest.raises(InvalidTopic):
                 await call
