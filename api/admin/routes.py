@@ -166,7 +166,7 @@ class MemberRow(TypedDict):
 
 class LagRow(TypedDict):
     """A group's lag in a partition. `committed` is null without a commit. `end` and `lag` are null if the partition has
-    no leader."""
+    no leader, or does not exist any more."""
 
     topic: of.Topic
     partition: of.Partition

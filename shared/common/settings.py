@@ -142,7 +142,7 @@ class KafkaSettings(Section):
         default="localhost:9092", description="host:port, comma-separated"
     )
     client_id: str | None = Field(
-        default=None, min_length=1, description="default: the service's name, host and process id"
+        default=None, min_length=1, description="default: penstock, the host, the process id and a number"
     )
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None

@@ -196,7 +196,7 @@ class PartitionLag:
     """The lag of a group in one partition, in offsets.
 
     Without a committed offset `committed` is None, and `lag` counts from the first offset. If the partition has no
-    leader, `end` and `lag` are None.
+    leader, or does not exist any more, `end` and `lag` are None.
     """
 
     topic_partition: TopicPartition
