@@ -47,6 +47,7 @@ class WorkRunner:
         self._specs: dict[ConnectorTaskId, TaskSpec] = {}
         self._starting: dict[str, asyncio.Task[Any]] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
         self._given_up: Counter[str | ConnectorTaskId] = Counter()
         self.startups: Counter[tuple[str, bool]] = Counter()
         """The number of starts by kind (`connector` or `task`) and success."""
@@ -110,6 +111,13 @@ class WorkRunner:
         await self._stop_work(work)
 
     async def _stop_work(self, work: ConnectorsAndTasks) -> None:
+        # A cancellation, as at the shutdown, does not end the stop: `close` waits for it.
+        stopping = asyncio.create_task(self._stop_tasks_and_connectors(work))
+        self._stopping.add(stopping)
+        stopping.add_done_callback(self._stopping.discard)
+        await asyncio.shield(stopping)
+
+    async def _stop_tasks_and_connectors(self, work: ConnectorsAndTasks) -> None:
         preparing = work.tasks & self._preparing.keys()
         for task in preparing:
             self._preparing.pop(task).cancel()
@@ -124,8 +132,10 @@ class WorkRunner:
             await asyncio.wait(ending)
 
     async def close(self) -> None:
-        """Stop everything."""
+        """Stop everything, and wait for stops whose caller was cancelled."""
         await self.stop(self.running())
+        if self._stopping:
+            await asyncio.wait(self._stopping)
         beside = tuple(self._beside)
         for task in beside:
             task.cancel()

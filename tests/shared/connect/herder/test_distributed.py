@@ -896,6 +896,21 @@ async def test_a_restart_stops_and_starts() -> None:
     assert (worker.starts, started) == (1, ["x"])
 
 
+async def test_the_end_waits_for_a_stop_whose_caller_was_cancelled() -> None:
+    """`close` returns when all work is stopped, also work whose stop was cancelled, as by a signal in a rebalance."""
+    worker = SlowToStop()
+    work, _ = runner(worker)
+    revoking = asyncio.create_task(work.stop(work.running()))
+    await turns()
+    revoking.cancel()
+    await turns()
+    closing = asyncio.create_task(work.close())
+    await turns()
+    assert (revoking.cancelled(), closing.done()) == (True, False)
+    worker.may_stop.set()
+    await closing
+
+
 @pytest.mark.parametrize("error", [KafkaTimeout("late"), ExceptionGroup("several", [KafkaTimeout("late")]), KeyError()])
 async def test_a_task_that_cannot_be_prepared_is_failed(error: Exception) -> None:
     """Any error before a task's start is the task's: its status is FAILED with the trace, and it is restarted as after
