@@ -123,7 +123,8 @@ class ConnectDaemon:
         assert self._loop is not None, "startup() comes first"
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.server.wait())
-            await self._loop
+            # Shielded: requests in flight need the loop, so `shutdown` ends it after the REST server.
+            await asyncio.shield(self._loop)
 
     async def shutdown(self) -> None:
         """Stop the REST server, then connectors and tasks, and leave the group."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 import socket
 import sys
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -333,9 +336,8 @@ async def failed_start(mode: Mode = "standalone", **settings: str) -> tuple[int,
         return error.value.exit_status, str(error.value)
 
 
-async def test_a_connector_of_the_command_line_is_created_in_its_initial_state(tmp_path: Path) -> None:
-    """A standalone worker creates a connector of the command line in the initial state that its file requests."""
-    connector = {"name": "c", "connector.class": "FileStreamSource", "file": str(tmp_path / "in"), "topic": "t"}
+@contextlib.asynccontextmanager
+async def started_standalone(tmp_path: Path, files: Mapping[Path, ConnectorFile]) -> AsyncIterator[ConnectDaemon]:
     async with FakeCluster() as cluster:
         props = {
             "bootstrap.servers": cluster.bootstrap_servers,
@@ -345,14 +347,33 @@ async def test_a_connector_of_the_command_line_is_created_in_its_initial_state(t
             "connect.files.allowed": str(tmp_path),
             "listeners": "http://127.0.0.1:0",
         }
-        files = {tmp_path / "c.json": ConnectorFile(connector, "STOPPED")}
         daemon = ConnectDaemon(CommandLine(StandaloneConfig(props), files, LogSettings()))
         try:
             await daemon.startup()
-            assert daemon.herder is not None
-            assert daemon.herder.snapshot().target_state("c") is TargetState.STOPPED
+            yield daemon
         finally:
             await daemon.shutdown()
+
+
+async def test_a_connector_of_the_command_line_is_created_in_its_initial_state(tmp_path: Path) -> None:
+    """A standalone worker creates a connector of the command line in the initial state that its file requests."""
+    connector = {"name": "c", "connector.class": "FileStreamSource", "file": str(tmp_path / "in"), "topic": "t"}
+    files = {tmp_path / "c.json": ConnectorFile(connector, "STOPPED")}
+    async with started_standalone(tmp_path, files) as daemon:
+        assert daemon.herder is not None
+        assert daemon.herder.snapshot().target_state("c") is TargetState.STOPPED
+
+
+async def test_the_herder_answers_until_the_shutdown(tmp_path: Path) -> None:
+    """After the signal, which cancels the main loop, requests in flight are still answered: the REST server ends before
+    the herder's loop."""
+    async with started_standalone(tmp_path, {}) as daemon:
+        assert daemon.herder is not None
+        main = asyncio.create_task(daemon.main_loop())
+        await asyncio.sleep(0)
+        main.cancel()
+        await asyncio.wait([main])
+        assert await daemon.herder.is_healthy()
 
 
 async def test_an_unknown_config_provider_is_an_invalid_setting() -> None:
