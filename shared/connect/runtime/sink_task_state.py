@@ -163,8 +163,8 @@ class SinkTaskState:
         return {tp: offset.offset for tp, offset in self.last_committed.items()}
 
     def next_commit_in_ms(self, now_ms: int) -> int:
-        """Return the ms until the next scheduled commit, or 0 if it is due."""
-        return max(0, self._next_commit_ms - now_ms)
+        """Return the ms until the next scheduled commit, or 0 if it is due or a commit is requested."""
+        return 0 if self.commit_requested else max(0, self._next_commit_ms - now_ms)
 
     # Polls
 

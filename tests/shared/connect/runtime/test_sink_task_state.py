@@ -96,6 +96,16 @@ def test_the_next_commit_is_an_interval_after_the_last_one() -> None:
     assert (task.commit_is_due(1_319), task.commit_is_due(1_320)) == (False, True)
 
 
+def test_a_commit_that_is_requested_during_another_one_follows_it() -> None:
+    """A commit that the task requests while another one is in progress begins when that one has ended."""
+    task = state()
+    task.begin_commit(0)
+    task.commit_requested = True
+    assert not task.commit_is_due(5)
+    task.commit_completed(1, None, {}, 5)
+    assert (task.commit_is_due(5), task.next_commit_in_ms(5)) == (True, 0)
+
+
 def test_a_late_loop_does_not_commit_in_a_row() -> None:
     """A loop that missed many intervals commits once."""
     task = state()
