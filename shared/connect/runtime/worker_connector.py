@@ -50,6 +50,7 @@ class WorkerConnector:
         self._ended = False
         self._runner: asyncio.Task[None] | None = None
         self._thread = TaskThread(f"connector-{name}")
+        self._asking = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<WorkerConnector {self.name} {self.state.name}>"
@@ -105,8 +106,12 @@ class WorkerConnector:
             self._stop_call.add_done_callback(lambda _: self._thread.close())
 
     async def task_configs(self, tasks_max: int) -> list[dict[str, str]]:
-        """Return the connector's task configurations. Raises any error that the connector raises."""
-        return await self._thread.call(self.connector.task_configs, tasks_max)
+        """Return the connector's task configurations. Raises any error that the connector raises.
+
+        The connector is asked once at a time, so that the newest answer is the last one.
+        """
+        async with self._asking:
+            return await self._thread.call(self.connector.task_configs, tasks_max)
 
     async def _run_requested_transitions(self) -> None:
         """Run the requested transitions one after another, in their order: `start` and `stop` never overlap."""

@@ -112,6 +112,30 @@ async def test_task_configs_of_a_replaced_connector_are_not_used() -> None:
             await asking
 
 
+async def test_a_connector_is_asked_for_task_configs_once_at_a_time() -> None:
+    """Calls of `async def task_configs` do not overlap, so that an older answer cannot replace a newer one."""
+    calls, gate = list[int](), asyncio.Event()
+
+    class Slow(FileStreamSinkConnector):
+        async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+            calls.append(len(calls))
+            await gate.wait()
+            return [self.props]
+
+    async with running() as run:
+        run.worker.plugins.add(Slow, "Slow")
+        config = {**SINK, "connector.class": "Slow"}
+        await run.worker.start_connector("s", config, TargetState.STARTED, run.listener)
+        async with asyncio.TaskGroup() as asking:
+            for _ in range(2):
+                asking.create_task(run.worker.connector_task_configs("s", config))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert calls == [0]
+            gate.set()
+        assert calls == [0, 1]
+
+
 async def test_tasks_max_may_be_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     """`tasks.max` and `tasks.max.enforce` are resolved before a task is compared with them."""
     monkeypatch.setenv("PENSTOCK_TEST_TASKS", "2")
