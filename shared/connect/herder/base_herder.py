@@ -98,7 +98,7 @@ class BaseHerder(ABC):
         self._admin = admin
         self._stores = stores
         self._clock = clock
-        self._offsets = ConnectorOffsets(admin, stores.offsets)
+        self._offsets = ConnectorOffsets(admin, stores.offsets, worker.config)
         self._retries: dict[str, tuple[int, asyncio.Future[None]]] = {}
         """By connector, the last retry of its task configs, and the time at which it is due."""
         self._reporter = StatusReporter(
@@ -226,15 +226,17 @@ class BaseHerder(ABC):
         worker."""
         config = self.connector_config(name)
         plugin = self.plugins.connector_class(config.get("connector.class", ""))
-        return await self._offsets.read(name, self._resolved_group(config), is_sink=connector_type(plugin) == "sink")
+        is_sink = connector_type(plugin) == "sink"
+        used = self._resolved_part(config, GROUP_ID_OVERRIDE, "admin.override.") if is_sink else {}
+        return await self._offsets.read(name, used, is_sink=is_sink)
 
-    def _resolved_group(self, config: Config) -> Config:
-        """Return only the setting `consumer.override.group.id`, resolved, if it is set.
+    def _resolved_part(self, config: Config, *prefixes: str) -> Config:
+        """Return only the settings that begin with one of the prefixes, resolved.
 
         The other settings are left out: a variable of theirs may have no value on this worker.
         """
         return self.worker.transformer.resolve(
-            {name: text for name, text in config.items() if name == GROUP_ID_OVERRIDE}
+            {name: text for name, text in config.items() if name.startswith(prefixes)}
         )
 
     # --- validation ---

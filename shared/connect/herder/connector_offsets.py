@@ -9,15 +9,16 @@ a sink's group still has members, an error is raised.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import GroupNotEmpty, GroupNotFound, UnknownMember
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.errors import BadRequest, ConnectError
-from penstock.shared.connect.properties import reject_unknown_fields
-from penstock.shared.connect.runtime.client_settings import sink_group_id
+from penstock.shared.connect.properties import reject_unknown_fields, with_prefix
+from penstock.shared.connect.runtime.client_settings import kafka_settings, sink_group_id
 from penstock.shared.connect.runtime.offset_backing_store import (
     OffsetBackingStore,
     offset_key,
@@ -25,6 +26,7 @@ from penstock.shared.connect.runtime.offset_backing_store import (
     parse_offset_key,
     parse_offset_value,
 )
+from penstock.shared.connect.runtime.worker_config import WorkerConfig
 from penstock.shared.connect.storage.config_records import Config
 
 Json = dict[str, Any]
@@ -110,14 +112,16 @@ def sink_offsets(rows: Sequence[Row]) -> dict[TopicPartition, int | None]:
 class ConnectorOffsets:
     """Reads, alters and resets the offsets of the cluster's connectors."""
 
-    def __init__(self, admin: Admin, offsets: OffsetBackingStore) -> None:
+    def __init__(self, admin: Admin, offsets: OffsetBackingStore, worker: WorkerConfig) -> None:
         self._admin = admin
         self._offsets = offsets
+        self._worker = worker
 
     async def read(self, name: str, config: Config, *, is_sink: bool) -> Json:
         """Return a connector's offsets as REST shows them."""
         if is_sink:
-            committed = await self._admin.group_offsets(sink_group_id(name, config), require_stable=True)
+            async with self._admin_of_sink(name, config) as admin:
+                committed = await admin.group_offsets(sink_group_id(name, config), require_stable=True)
             return {
                 "offsets": [
                     {"partition": {TOPIC: tp.topic, PARTITION: tp.partition}, "offset": {OFFSET: at.offset}}
@@ -137,7 +141,8 @@ class ConnectorOffsets:
             if rows is not None:
                 return sink_offsets(rows)
             # A reset: the connector sees every committed partition with None, as in KIP-875.
-            return dict.fromkeys(await self._admin.group_offsets(sink_group_id(name, config)))
+            async with self._admin_of_sink(name, config) as admin:
+                return dict.fromkeys(await admin.group_offsets(sink_group_id(name, config)))
         if rows is not None:
             return list(rows)
         known = await self._offsets.connector_offsets(name)
@@ -155,15 +160,27 @@ class ConnectorOffsets:
             await self._offsets.set({offset_key(name, part): offset_value(offset) for part, offset in wanted})
         return _result_message(rows, altered)
 
+    @asynccontextmanager
+    async def _admin_of_sink(self, name: str, config: Config) -> AsyncIterator[Admin]:
+        """Yield the worker's client, or one with the settings `admin.*` and `admin.override.*` if there are any: the
+        sink's group may be in another cluster, or the worker may not have the permissions for it."""
+        if not (with_prefix(self._worker.props, "admin.") or with_prefix(config, "admin.override.")):
+            yield self._admin
+            return
+        props = self._worker.connector_client_props("admin", f"connector-worker-adminclient-{name}", config)
+        async with Admin(kafka_settings(props)) as admin:
+            yield admin
+
     async def _alter_or_delete_sink_group_offsets(
         self, name: str, config: Config, rows: Sequence[Row] | None, wanted: Mapping[TopicPartition, int | None]
     ) -> None:
         group = sink_group_id(name, config)
         try:
-            if rows is None:
-                await self._change_empty_group(group, lambda: self._admin.delete_group(group))
-            else:
-                await self._alter_group(group, wanted)
+            async with self._admin_of_sink(name, config) as admin:
+                if rows is None:
+                    await self._change_empty_group(admin, group, lambda: admin.delete_group(group))
+                else:
+                    await self._alter_group(admin, group, wanted)
         except GroupNotFound:
             # The group has no offsets to remove.
             pass
@@ -173,15 +190,15 @@ class ConnectorOffsets:
                 f"group still has members, since tasks may not have stopped yet: {e}"
             ) from None
 
-    async def _alter_group(self, group: str, wanted: Mapping[TopicPartition, int | None]) -> None:
+    async def _alter_group(self, admin: Admin, group: str, wanted: Mapping[TopicPartition, int | None]) -> None:
         moved = {tp: at for tp, at in wanted.items() if at is not None}
         if moved:
-            await self._change_empty_group(group, lambda: self._admin.alter_group_offsets(group, moved))
+            await self._change_empty_group(admin, group, lambda: admin.alter_group_offsets(group, moved))
         forgotten = [tp for tp, at in wanted.items() if at is None]
-        if forgotten and (known := [tp for tp in await self._admin.group_offsets(group) if tp in forgotten]):
-            await self._change_empty_group(group, lambda: self._admin.delete_group_offsets(group, known))
+        if forgotten and (known := [tp for tp in await admin.group_offsets(group) if tp in forgotten]):
+            await self._change_empty_group(admin, group, lambda: admin.delete_group_offsets(group, known))
 
-    async def _change_empty_group(self, group: str, change: Callable[[], Awaitable[object]]) -> None:
+    async def _change_empty_group(self, admin: Admin, group: str, change: Callable[[], Awaitable[object]]) -> None:
         """Call `change` for a group whose members have left.
 
         Raises GroupNotEmpty or UnknownMember if the group has members. If it has none, but the broker does not count
@@ -194,7 +211,7 @@ class ConnectorOffsets:
                 await change()
                 return
             except (GroupNotEmpty, UnknownMember):
-                if (await self._admin.describe_group(group)).members:
+                if (await admin.describe_group(group)).members:
                     raise
             await asyncio.sleep(SETTLE_WAIT_MS / 1000)
         await change()

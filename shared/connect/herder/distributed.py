@@ -46,7 +46,7 @@ from penstock.shared.connect.herder.restart_plan import merge_restart_requests
 from penstock.shared.connect.herder.session_keys import expires_in_ms, new_key, verify
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
-from penstock.shared.connect.runtime.client_settings import sink_group_id
+from penstock.shared.connect.runtime.client_settings import GROUP_ID_OVERRIDE, sink_group_id
 from penstock.shared.connect.runtime.exactly_once_source_task import fence_producers, transactional_id
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
 from penstock.shared.connect.runtime.worker import Worker
@@ -494,7 +494,7 @@ class DistributedHerder(BaseHerder):
     def _check_group(self, name: str, config: Config) -> None:
         if views.kind_of_connector(self.plugins, config) != "sink":
             return
-        group = sink_group_id(name, self._resolved_group(config))
+        group = sink_group_id(name, self._resolved_part(config, GROUP_ID_OVERRIDE))
         if group == self._config["group.id"]:
             raise BadRequest(
                 f"Consumer group for sink connector named {name} conflicts with Connect worker group {group}"

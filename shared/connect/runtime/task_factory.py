@@ -28,7 +28,6 @@ from penstock.shared.connect.runtime.client_settings import (
     consumer_settings,
     kafka_settings,
     producer_settings,
-    rejected_overrides,
     sink_group_id,
 )
 from penstock.shared.connect.runtime.connector_config import sink_config, source_config
@@ -110,14 +109,7 @@ class TaskFactory:
 
     def client_props(self, id: ConnectorTaskId, kind: str, connector: Props) -> dict[str, Any]:
         """Return the properties of one client. `kind` is consumer, producer or admin."""
-        overrides = with_prefix(connector, f"{kind}.override.")
-        policy = self._config["connector.client.config.override.policy"]
-        if rejected := rejected_overrides(policy, overrides):
-            names = ", ".join(f"{kind}.override.{name}" for name in rejected)
-            raise ConfigError(f"{names}: the override policy {policy} does not allow it")
-        client_id = {"client.id": f"connector-{kind}-{id}"}
-        worker_overrides = with_prefix(self._config.props, f"{kind}.")
-        return {**self._config.client_props(), **client_id, **worker_overrides, **overrides}
+        return self._config.connector_client_props(kind, f"connector-{kind}-{id}", connector)
 
     def converter(self, which: str, kind: str, connector: Props) -> Any:
         """Return the connector's converter, or else the worker's, configured."""

@@ -19,8 +19,9 @@ from penstock.shared.connect.config_def import (
     at_least,
     one_of,
 )
+from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.redaction import hidden
-from penstock.shared.connect.runtime.client_settings import kafka_settings
+from penstock.shared.connect.runtime.client_settings import kafka_settings, rejected_overrides
 
 ISOLATION = "penstock.task.isolation"
 ISOLATIONS = ("asyncio", "process")
@@ -146,6 +147,18 @@ class WorkerConfig:
         own = {name: value for name, value in self.props.items() if name not in self.definition}
         own["bootstrap.servers"] = self.values["bootstrap.servers"]
         return own
+
+    def connector_client_props(self, kind: str, client_id: str, connector: Mapping[str, str]) -> dict[str, Any]:
+        """Return the properties of one client for a connector. `kind` is consumer, producer or admin.
+
+        Raises ConfigError if `connector.client.config.override.policy` does not allow an override.
+        """
+        overrides = with_prefix(connector, f"{kind}.override.")
+        policy = self["connector.client.config.override.policy"]
+        if rejected := rejected_overrides(policy, overrides):
+            names = ", ".join(f"{kind}.override.{name}" for name in rejected)
+            raise ConfigError(f"{names}: the override policy {policy} does not allow it")
+        return {**self.client_props(), "client.id": client_id, **with_prefix(self.props, f"{kind}."), **overrides}
 
 
 class StandaloneConfig(WorkerConfig):

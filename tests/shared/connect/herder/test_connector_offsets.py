@@ -9,7 +9,7 @@ import pytest
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.common.errors import KafkaTimeout
+from penstock.shared.common.errors import ConfigError, KafkaTimeout
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.errors import BadRequest, ConnectError
@@ -19,9 +19,10 @@ from penstock.shared.connect.herder.connector_offsets import (
     rows_of,
     sink_offsets,
 )
+from penstock.shared.connect.runtime.worker_config import WorkerConfig
 from penstock.shared.connect.storage.offset_store import MemoryOffsetStore
 from penstock.shared.testing.fake_broker import Api, FakeCluster
-from tests.shared.connect.harness import TP, Store
+from tests.shared.connect.harness import STRING, TP, Store
 
 
 def sink_row(partition: object = 0, offset: object = 1) -> dict[str, object]:
@@ -76,6 +77,10 @@ def test_invalid_rows_of_a_sink_are_bad_requests(row: dict[str, object]) -> None
         sink_offsets(rows_of({"offsets": [row]}))
 
 
+def worker_config(servers: str, **more: str) -> WorkerConfig:
+    return WorkerConfig({"bootstrap.servers": servers, "key.converter": STRING, "value.converter": STRING, **more})
+
+
 class Committed:
     """A fake Admin with one group's offsets; requests named by `refused` fail."""
 
@@ -109,7 +114,7 @@ async def test_offsets_of_other_partitions_are_unchanged() -> None:
     for failing in ("alter", "delete", ""):
         admin = Committed({kept: 1, moved: 2, gone: 3})
         admin.failing = failing
-        offsets = ConnectorOffsets(cast(Any, admin), MemoryOffsetStore())
+        offsets = ConnectorOffsets(cast(Any, admin), MemoryOffsetStore(), worker_config("none:1"))
         wanted: dict[TopicPartition, int | None] = {gone: None, moved: 7, unknown: None}
         if failing:
             with pytest.raises(KafkaTimeout):
@@ -130,7 +135,7 @@ async def test_offsets_are_altered_once_the_group_is_empty() -> None:
         cluster.create_topic("t")
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         async with Admin(kafka) as admin:
-            offsets = ConnectorOffsets(admin, Store())
+            offsets = ConnectorOffsets(admin, Store(), worker_config(cluster.bootstrap_servers))
             joins = cluster.control(Api.JOIN_GROUP, lambda request: seen.append(request.body.member_id))
             seen: list[str] = []
             async with Consumer(kafka, ConsumerSettings(group_id="connect-c")) as consumer:
@@ -144,3 +149,26 @@ async def test_offsets_are_altered_once_the_group_is_empty() -> None:
             assert cluster.committed("connect-c") == {TP: OffsetAndMetadata(7)}
             await offsets.keep("c", {}, None, wanted, altered=False)
             assert cluster.committed("connect-c") == {}
+
+
+async def test_a_sinks_group_may_be_in_another_cluster() -> None:
+    """A sink's offsets are read, altered and reset with the connector's `admin.override.*` settings, or else the
+    worker's `admin.*`, if the policy allows them."""
+    async with FakeCluster() as first, FakeCluster() as second:
+        second.create_topic("t")
+        other = {"bootstrap.servers": second.bootstrap_servers}
+        override = {f"admin.override.{name}": value for name, value in other.items()}
+        async with Admin(first.bootstrap_servers) as admin:
+            for config, more in ((override, {}), ({}, {f"admin.{name}": value for name, value in other.items()})):
+                offsets = ConnectorOffsets(admin, Store(), worker_config(first.bootstrap_servers, **more))
+                await offsets.keep("c", config, [({}, {})], {TP: 7}, altered=False)
+                assert second.committed("connect-c") == {TP: OffsetAndMetadata(7)}
+                assert len((await offsets.read("c", config, is_sink=True))["offsets"]) == 1
+                wanted = await offsets.wanted("c", config, None, is_sink=True)
+                assert wanted == {TP: None}
+                await offsets.keep("c", config, None, wanted, altered=False)
+                assert second.committed("connect-c") == {}
+            none = {"connector.client.config.override.policy": "None"}
+            offsets = ConnectorOffsets(admin, Store(), worker_config(first.bootstrap_servers, **none))
+            with pytest.raises(ConfigError, match="override policy None"):
+                await offsets.read("c", override, is_sink=True)
