@@ -46,7 +46,7 @@ from penstock.shared.connect.herder.restart_plan import merge_restart_requests
 from penstock.shared.connect.herder.session_keys import expires_in_ms, new_key, verify
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
-from penstock.shared.connect.runtime.client_settings import GROUP_ID_OVERRIDE, sink_group_id
+from penstock.shared.connect.runtime.client_settings import GROUP_ID_OVERRIDE, kafka_settings, sink_group_id
 from penstock.shared.connect.runtime.exactly_once_source_task import fence_producers, transactional_id
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
 from penstock.shared.connect.runtime.worker import Worker
@@ -757,7 +757,11 @@ class DistributedHerder(BaseHerder):
         # If one task replaces one task, the new producer has the old one's transactional id and fences it itself.
         if before > 1 or (before == 1 and count != 1):
             ids = [transactional_id(self._config["group.id"], ConnectorTaskId(name, task)) for task in range(before)]
-            await fence_producers(self.worker.config.kafka, ids)
+            # With the clients' settings of the fenced tasks: the worker may not have the permissions for their ids.
+            overrides = self._resolved_part(views.config_of(self.snapshot(), name), "producer.override.")
+            client_id = f"connector-worker-producer-{name}"
+            props = self.worker.config.connector_client_props("producer", client_id, overrides)
+            await fence_producers(kafka_settings(props), ids)
 
 
 def configured_work(snapshot: ConfigSnapshot) -> ConnectorsAndTasks:

@@ -702,6 +702,25 @@ async def test_fencing_is_retried_while_kafka_does_not_answer(monkeypatch: pytes
         await until(lambda: not failures and states(herder) == ["RUNNING"] * 3)
 
 
+async def test_older_tasks_are_fenced_with_their_own_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source's older tasks are fenced with the client settings of their producers: the worker's own user may not have
+    the permission for their transactional ids."""
+    fenced: list[tuple[str | None, list[str]]] = []
+
+    async def fence(kafka: KafkaSettings, ids: Iterable[str]) -> None:
+        fenced.append((kafka.sasl_username, list(ids)))
+
+    monkeypatch.setattr(distributed, "fence_producers", fence)
+    user = {"producer.override.sasl.jaas.config": 'PlainLoginModule required username="ann" password="x";'}
+    once = {"exactly_once_source_support": "enabled"}
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1", **once) as herder:
+        await herder.put_connector("c", config(**user), replace=False)
+        await until(lambda: states(herder) == ["RUNNING"] * 3)
+        await herder.patch_connector("c", {"word": "x"})
+        await until(lambda: fenced and states(herder) == ["RUNNING"] * 3)
+    assert fenced == [("ann", ["g-c-0", "g-c-1"])]
+
+
 async def test_the_leader_handles_requests_while_it_fences_older_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the leader waits for Kafka to fence a source's older tasks, it handles other requests. Each producer is
     fenced once, although each new task requests it."""
