@@ -14,7 +14,6 @@ from penstock.shared.connect.config_def import (
     Type,
     Width,
 )
-from penstock.shared.connect.config_provider import ConfigProvider
 from penstock.shared.connect.connector import (
     Connector,
     ConnectorContext,
@@ -44,7 +43,6 @@ __all__ = [
     "ConfigDef",
     "ConfigError",
     "ConfigKey",
-    "ConfigProvider",
     "ConfigValue",
     "ConnectError",
     "ConnectRecord",
