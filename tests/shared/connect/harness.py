@@ -7,9 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
-from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
-from penstock.shared.common.records import TopicPartition
-from penstock.shared.connect import (
+from penstock.connect import (
     ConfigDef,
     SinkConnector,
     SinkRecord,
@@ -18,6 +16,8 @@ from penstock.shared.connect import (
     SourceRecord,
     SourceTask,
 )
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, TargetState
 from penstock.shared.connect.runtime.task_factory import TaskFactory

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.connect import ConfigDef, SourceConnector, SourceRecord, SourceTask
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect import ConfigDef, SourceConnector, SourceRecord, SourceTask
 from penstock.shared.connect.config_def import ConfigValue
 
 log = get_logger(__name__)

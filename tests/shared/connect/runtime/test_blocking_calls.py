@@ -17,11 +17,11 @@ from typing import ClassVar
 import pytest
 import structlog
 
+from penstock.connect import SinkRecord, SinkTask, SinkTaskContext, SourceRecord, SourceTask
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import IllegalState
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.connect import SinkRecord, SinkTask, SinkTaskContext, SourceRecord, SourceTask
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector
 from penstock.shared.connect.errors import ConnectError, ConnectorNotFound
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from penstock.connect import RetriableError
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.records import OffsetAndMetadata
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.connect import RetriableError
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec
 from tests.shared.connect.harness import TP, RecordingSink, RecordingSinkTask, Running, running
