@@ -148,7 +148,7 @@ class Bulk:
         # 1. The buffer has stayed full, or the transaction cannot be committed: no later record is taken.
         if isinstance(error, BufferExhausted | TransactionAborted):
             self.ended = error
-        # 2. The topic is unknown: so it is for every later record of the topic.
+        # 2. The topic is unknown, or its metadata may not be read: so it is for every later record of the topic.
         elif whole_topic and isinstance(error, PenstockError):
             self._unknown[record.topic, None] = error
         # 3. One partition is unknown. If a partitioner chose it, the next record may have another one.

@@ -69,6 +69,7 @@ from penstock.shared.clients.protocol.record_batches import BatchRecord
 from penstock.shared.common import kernel_loading
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
+    AuthorizationFailed,
     BrokerNotAvailable,
     BufferExhausted,
     ConfigError,
@@ -829,7 +830,7 @@ class Producer:
             raise
         # A partitioner or serializer may raise any exception.
         except Exception as e:
-            missing = isinstance(e, UnknownTopicOrPartition | BrokerNotAvailable)
+            missing = isinstance(e, UnknownTopicOrPartition | BrokerNotAvailable | AuthorizationFailed)
             unknown = missing and self._connection.partitions(record.topic) is None
             bulk.failed(record, self._error_of_record(record, e), whole_topic=unknown)
         else:

@@ -27,6 +27,7 @@ from penstock.shared.clients.producer.record_validation import (
     serialized,
 )
 from penstock.shared.common.errors import (
+    AuthorizationFailed,
     DataError,
     IllegalState,
     InvalidTimestamp,
@@ -39,7 +40,7 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.records import Headers, ProducerRecord, RecordColumns, RecordMetadata
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.testing.fake_broker import Api, Drop, FakeCluster
+from penstock.shared.testing.fake_broker import Api, Drop, ErrorCode, Fail, FakeCluster, Request
 from tests.shared.clients.producer.clusters import producing, values
 
 PATIENCE_SECONDS = 30
@@ -169,6 +170,26 @@ async def test_unknown_partitions_of_a_bulk_are_waited_for_once() -> None:
         assert isinstance(good, RecordMetadata)
         messages = [f"topic t, partition {number}: the topic has 1 partitions" for number in numbers[:-1]]
         assert [str(error) for error in unknown] == messages
+
+
+@pytest.mark.parametrize(
+    "records",
+    [[ProducerRecord("secret", b"v")] * 20, RecordColumns("secret", [None] * 20, [b"v"] * 20)],
+    ids=["records", "columns"],
+)
+async def test_an_unauthorized_topic_of_a_bulk_is_asked_for_once(records: Iterable[ProducerRecord]) -> None:
+    """The later records of the topic share the first record's error, without a metadata request of their own."""
+    async with producing() as (cluster, producer):
+        requests: list[Request] = []
+
+        def deny(request: Request) -> Fail:
+            requests.append(request)
+            return Fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+        cluster.control(Api.METADATA, deny)
+        results = await (await producer.send_many(records))
+        assert [type(error) for error in results] == [AuthorizationFailed] * 20
+        assert len(requests) == 1
 
 
 @pytest.mark.parametrize("number", [99, -1])
