@@ -78,6 +78,8 @@ class IngestResult:
         self._popped_retry_after_s: int | None = None
         self.on_error: Callable[[RecordError], None] | None = None
         """Called once with each error."""
+        self.on_stored: Callable[[int], None] | None = None
+        """Called by `add_outcomes` with the number of stored events that it has added."""
 
     def __repr__(self) -> str:
         return f"IngestResult(stored={self.stored_count}, errors={len(self.errors)}, stopped_at={self.stopped_at})"
@@ -91,6 +93,7 @@ class IngestResult:
         """Add the outcomes of the events at these positions: the broker's acknowledgements, or errors."""
         last = self.last_offsets
         offsets = self._offsets
+        stored_before = self.stored_count
         for position, outcome in zip(positions, outcomes, strict=True):
             if not isinstance(outcome, RecordMetadata):
                 self._add_failed_record(position, outcome)
@@ -102,6 +105,8 @@ class IngestResult:
                 last[partition] = offset
             if len(offsets) < self._max_offsets:
                 offsets.append({self.unit: position, "partition": partition, "offset": offset})
+        if self.on_stored is not None:
+            self.on_stored(self.stored_count - stored_before)
 
     def discard_acknowledgements(self) -> None:
         """Forget the stored events and their offsets. The errors remain."""

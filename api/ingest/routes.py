@@ -226,11 +226,11 @@ class Ingest:
         if events.unit == "line" and NDJSON_TYPE in request.headers.get("accept", ""):
             return self._streamed_response(options, events, body)
         sender = self._new_sender(options, events.unit)
+        sender.result.on_stored = partial(self._count_stored, options)
         try:
             await self._send_events(events, sender, body)
         except ClientDisconnected:
             await sender.finish()
-            self._count_stored(options, sender.result.stored_count)
             raise
         self._count_request(options, sender.result, body)
         return self._result_response(sender.result)
@@ -255,6 +255,7 @@ class Ingest:
 
     def _streamed_response(self, options: RequestOptions, events: RequestEvents, body: BodyReader) -> Response:
         sender = self._new_sender(options, "line", ERRORS_UNLIMITED)
+        sender.result.on_stored = partial(self._count_stored, options)
         tracking = ExitStack()
         tracking.enter_context(self.admission.keep_tracking(options.client))
 
@@ -312,6 +313,7 @@ class Ingest:
         else:
             response = self._result_response(sender.result)
         self._count_request(options, sender.result, body, response.status_code)
+        self._count_stored(options, sender.result.stored_count)
         return response
 
     def _idempotency_key(self, options: RequestOptions, request: Request, body: bytes) -> IdempotencyKey | None:
@@ -376,11 +378,11 @@ class Ingest:
     def _count_request(
         self, options: RequestOptions, result: IngestResult, body: BodyReader, status: int | None = None
     ) -> None:
-        """Count an answered request and its stored records, and charge the client."""
+        """Count an answered request."""
         self.metrics.answered(options.topic, status or result.status, body.since_last_byte_s)
-        self._count_stored(options, result.stored_count)
 
     def _count_stored(self, options: RequestOptions, stored_count: int) -> None:
+        """Count stored records, and charge the client for them."""
         self.metrics.stored(options.topic, stored_count)
         self.admission.charge(options.client, stored_count)
 

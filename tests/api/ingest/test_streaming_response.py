@@ -130,11 +130,14 @@ async def served(producer: Any) -> AsyncIterator[tuple[str, Service]]:
 
 
 async def test_a_line_is_answered_before_the_next_is_sent(served: tuple[str, Service], producer: Any) -> None:
-    """Each row arrives while the body is open, and the last one after its end."""
-    async with Conversation(served[0], STREAMED) as client:
+    """Each row arrives while the body is open, and the last one after its end. The stored records of a row are then
+    counted."""
+    url, service = served
+    async with Conversation(url, STREAMED) as client:
         client.send(b"1\n")
         assert b" 207 " in await client.head()
         assert await client.row() == {"through_line": 1, "stored": 1}
+        assert service.metric("stored_records") == 1
         client.send(b"oops\n")
         row = await client.row()
         assert (row["through_line"], row["stored"], [error["line"] for error in row["errors"]]) == (2, 0, [2])
@@ -144,6 +147,7 @@ async def test_a_line_is_answered_before_the_next_is_sent(served: tuple[str, Ser
         client.send(b"")
         assert (await client.row())["total"] == {"stored": 2, "not_stored": 1, "unknown": 0}
     assert sorted(producer.values()) == [b"1", b"33"]
+    assert service.metric("stored_records") == 2
 
 
 async def test_a_missing_acknowledgement_is_reported_while_the_body_is_open(held_producer: Any) -> None:
