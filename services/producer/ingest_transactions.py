@@ -10,6 +10,7 @@ process of it.
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
@@ -45,6 +46,11 @@ POLL_MS = 1_000
 CLOSE_MS = 10_000
 WAIT_SHARE = 0.5
 """The share of the time to close in which the transactions in progress may end."""
+
+TURN_MS = 200
+TURN_MAX_MS = 2_000
+"""How long a service leaves a partition of keys to the one that has fenced it. Otherwise two services with concurrent
+requests fence each other before either commits. The time doubles if no key was stored in it, and else is halved."""
 
 SEGMENTS = 8
 """The approximate number of segments of the topic of keys. Kafka deletes expired records by segment."""
@@ -255,6 +261,11 @@ class KeyedTransactions:
         )
         self._lock = asyncio.Lock()
         self._producer: Producer | None = None
+        self._turn_ms: float = TURN_MS
+        """How long another service may keep the partition before this one acquires it again."""
+        self._owned_at = -math.inf
+        """When this service last owned the partition for certain, in seconds of the loop's clock. -inf before the
+        first acquisition, and after this service has given up the partition itself."""
         self._read_to = 0
         """The offset up to which the partition was read."""
 
@@ -299,20 +310,27 @@ class KeyedTransactions:
 
             try:
                 result = await send_in_transaction(producer, records, key_record)
-            except BaseException:
+            except BaseException as e:
+                if not isinstance(e, ProducerFenced):
+                    self._owned_at = -math.inf
                 await self._release_ownership()
                 raise
             if isinstance(result, PenstockError):
                 raise result
             assert response is not None, "a committed transaction has the key's record"
             self._keys.put(key.digest, value)
+            self._owned_at = asyncio.get_running_loop().time()
             return response, False
 
     async def _acquire_ownership(self) -> Producer:
         """Acquire the ownership of the partition of keys, and read the partition to its end.
 
-        Returns the producer of its transactions.
+        Waits first until the service that has fenced this one has had its turn. Returns the producer of the
+        transactions.
         """
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, self._owned_at + self._turn_ms / 1000 - loop.time()))
+        known = len(self._keys)
         # This ends an open transaction of the previous owner. So reading then shows whether its key is stored.
         producer = await self._open_producer(f"{self._tp.topic}-{self.number}")
         try:
@@ -320,6 +338,11 @@ class KeyedTransactions:
         except BaseException:
             await producer.close(timeout_ms=CLOSE_MS)
             raise
+        if len(self._keys) > known:
+            self._turn_ms = max(TURN_MS, self._turn_ms / 2)
+        elif math.isfinite(self._owned_at):
+            self._turn_ms = min(self._turn_ms * 2, TURN_MAX_MS)
+        self._owned_at = loop.time()
         self._producer = producer
         return producer
 

@@ -25,7 +25,7 @@ from penstock.shared.common.errors import (
     RecordTooLarge,
 )
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
-from penstock.shared.testing.fake_broker import Api, Close, ErrorCode, Fail, FakeCluster, Request
+from penstock.shared.testing.fake_broker import Api, Close, Delay, ErrorCode, Fail, FakeCluster, Request
 from tests.shared.clients.producer.clusters import producing, values
 from tests.virtual_time import let_pass, run
 
@@ -98,13 +98,37 @@ async def test_a_transaction_after_a_long_pause_is_stored(is_keyed: bool) -> Non
         assert [record.value for record in cluster.records("clicks")] == [b"1", b"2"]
 
 
-@pytest.mark.parametrize(("fenced", "is_committed"), [(5, False), (1, True)])
+@pytest.mark.parametrize(("fenced", "is_committed"), [(2, False), (1, True)])
 async def test_a_keyed_transaction_that_is_fenced_is_stored_once(fenced: int, is_committed: bool) -> None:
     """A request is repeated after other services acquired its partition of keys, also if its commit was fenced."""
     async with transacting() as (cluster, transactor):
         cluster.control(Api.END_TXN, Fail(ErrorCode.PRODUCER_FENCED, handled=is_committed), times=fenced)
         assert await send_keyed(transactor) == (StoredResponse(200, b""), False)
         assert len(cluster.records("clicks")) == 1
+
+
+async def test_two_services_with_concurrent_requests_do_not_fence_each_other_for_ever() -> None:
+    """A service that is fenced leaves the other one time to commit, before it acquires the partition of keys again."""
+    async with transacting() as (cluster, one), Admin(one._kafka) as admin:
+        other = KafkaTransactor(one._kafka, ProducerSettings(), one._settings, admin)
+        acquired: list[Request] = []
+
+        def acquire(request: Request) -> Delay:
+            acquired.append(request)
+            return Delay(30)
+
+        cluster.control(Api.INIT_PRODUCER_ID, acquire)
+        for api in (Api.ADD_PARTITIONS_TO_TXN, Api.LIST_OFFSETS, Api.PRODUCE, Api.END_TXN):
+            cluster.control(api, Delay(30))
+
+        async def send(transactor: KafkaTransactor, number: int) -> None:
+            key = IdempotencyKey(bytes([number]) * 32, b"f" * 32)
+            await transactor.send_keyed(key, RECORDS, lambda _: StoredResponse(200, b""))
+
+        await asyncio.gather(*(send(transactor, number) for number, transactor in enumerate([one, other] * 2)))
+        assert len(cluster.records("clicks")) == 4
+        assert len(acquired) < 15
+        await other.close(20_000)
 
 
 async def test_a_fenced_commit_stays_unknown_if_the_key_cannot_be_looked_up() -> None:
