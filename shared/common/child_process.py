@@ -90,9 +90,9 @@ class ChildProcess:
 
         `log_file` and `on_line` cannot both be given.
 
-        After this process has ended, the child's guard (`child_guard`) sends the child SIGTERM, and its group SIGKILL
-        after `orphan_limit_ms`. The child inherits `pass_fds`. Raises ConfigError if the command cannot be started or
-        the log cannot be written.
+        After this process has ended, the child's guard (`child_guard`) sends the child SIGTERM. It sends the child's
+        group SIGKILL once the child has ended, or after `orphan_limit_ms`. The child inherits `pass_fds`. Raises
+        ConfigError if the command cannot be started or the log cannot be written.
         """
         assert log_file is None or on_line is None
         words = [os.fspath(word) for word in command]

@@ -115,7 +115,8 @@ def _net_output_of_commit(outputs: list[Output], shown: set[tuple[str, int, int]
 def aggregation(name: str) -> Aggregation[Any]:
     """The aggregation for a case's `aggregate`. Raises ValueError for an unknown name.
 
-    `list` joins the values as text in the order in which they were added.
+    `list` joins the values as text in the order in which they were added. When sessions are merged, the values of the
+    earlier session come first.
     """
     match name:
         case "count":

@@ -195,8 +195,10 @@ class Worker:
         return bool(await TaskThread.call_once("alter-offsets", connector.alter_offsets, props, offsets))
 
     async def validate(self, config: Props) -> ConfigInfos:
-        """Validate a configuration after its variables (`${…}`) are resolved. Raises as `validate_connector` does, and
-        any error that the connector raises.
+        """Validate a configuration after its variables (`${…}`) are resolved.
+
+        Raises ConfigError if a config provider fails, and as `validate_connector` does. An error of the connector is
+        raised as `connector_errors` does.
 
         The validation runs in a thread, since the connector may read from its external system.
         """

@@ -62,7 +62,10 @@ class TaskCommits:
         self._seconds = histogram(registry, "streams_commit_seconds", "Duration of a commit.")
 
     async def commit(self, owned: Sequence[OwnedTask], consumer: Consumer) -> EndedCommits:
-        """Commit the tasks that have something to commit, and wait for the outcome."""
+        """Commit the tasks that have something to commit, and wait for the outcome.
+
+        Tasks with a commit in progress, and those whose last commit has failed, are left out.
+        """
         return await self._write_commits(self.prepare(owned), consumer)
 
     def begin(self, owned: Sequence[OwnedTask], consumer: Consumer) -> None:
