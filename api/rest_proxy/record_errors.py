@@ -21,7 +21,7 @@ from penstock.shared.common.errors import (
 
 
 class MalformedRecord(EventRejected):
-    """The JSON of a record in v3 does not have the form of one: it has an unknown field, or lacks a required one."""
+    """A record in v3 is not valid JSON, or not of a record's form: a field is unknown, missing or of another type."""
 
 
 def error_code_of(error: BaseException) -> int:

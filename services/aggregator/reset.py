@@ -70,8 +70,9 @@ class ResetPlan(NamedTuple):
 async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
     """Return what a reset would delete now.
 
-    Raises GroupNotEmpty, which names the members that still run, and LakeNotRemoved if the lake cannot be read. Raises
-    ConfigError if a folder to delete is a symbolic link.
+    Raises GroupNotEmpty, which names the members that still run, and LakeNotRemoved if the files or objects of the lake
+    cannot be listed. Raises ConfigError if a folder to delete is a symbolic link, or if the object store
+    cannot be opened.
     """
     application = settings.application_id
     try:

@@ -242,7 +242,8 @@ class Connection:
         return self._loop is _OF_PARENT
 
     def on_fork(self, listener: Callable[[], None]) -> None:
-        """Call `listener` in a forked process, directly after the fork."""
+        """Call `listener` in each process that is forked after the connection was first opened, directly after the
+        fork."""
         self._on_fork.append(listener)
 
     def after_fork(self) -> None:

@@ -100,8 +100,10 @@ class KeyScheduler:
         self._turn.append(partition)
 
     def deliver(self, columns: Columns) -> int:
-        """Queue records, except those that the commit's metadata marks as finished. Returns the number of the finished
-        ones.
+        """Queue records, except those that are known to be finished: by the commit's metadata, or, after `truncate`
+        returned an offset, since before that. Returns the number of the finished ones.
+
+        If a record has a lower offset than expected, the partition's finished and unfinished records are forgotten.
 
         Records of a partition that is being revoked are ignored, since its next owner reads them. Raises IllegalState
         for a partition that is not assigned.

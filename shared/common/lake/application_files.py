@@ -50,7 +50,7 @@ def find_files(
     """Count an application's files in a lake. Returns None if it has no local folder, or no object in an object store.
 
     Raises ConfigError if the location is invalid, the local folder is a symbolic link, or the object store cannot be
-    opened. Raises LakeNotRemoved if the objects cannot be listed.
+    opened. Raises LakeNotRemoved if the files or objects cannot be listed.
     """
     root = table_uri(lake, application)
     folder = local_folder(root)
@@ -58,9 +58,12 @@ def find_files(
         sizes = _list_objects(root, storage_options)
         return ApplicationFiles(root, by_table(sizes.items())) if sizes else None
     require_no_link(folder)
-    if not folder.is_dir():
-        return None
-    return ApplicationFiles(str(folder), by_table(_walk_files(folder)))
+    try:
+        if not folder.is_dir():
+            return None
+        return ApplicationFiles(str(folder), by_table(_walk_files(folder)))
+    except OSError as e:
+        raise LakeNotRemoved(f"{folder} cannot be listed: {e}") from e
 
 
 def remove_files(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> None:
@@ -151,7 +154,12 @@ def _list_objects(root: str, storage_options: Mapping[str, str] | None) -> dict[
 
 
 def _walk_files(folder: Path) -> Iterator[tuple[str, int]]:
-    for at, _, names in os.walk(folder):
+    def fail(error: OSError) -> None:
+        # A folder that was removed meanwhile has no files. Without this, `os.walk` leaves out what it cannot read.
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for at, _, names in os.walk(folder, onerror=fail):
         for name in names:
             path = Path(at, name)
             try:

@@ -149,7 +149,8 @@ class PartitionRestore:
         return None
 
     async def read_until(self, end: int, consumer: Consumer) -> None:
-        """Read and apply the records before the offset `end`.
+        """Read and apply the records before the offset `end`. The last fetch may contain later ones, which are applied
+        too. Records whose changes are in the rows on disk already are only searched for a takeover.
 
         Raises KafkaTimeout if the position does not advance for RESTORE_IDLE_MS_MAX.
         """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +88,21 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "app" / "link").symlink_to(tmp_path / "other")
     remove_files(str(tmp_path), "app")
     assert len([path for path in (tmp_path / "other").rglob("*") if path.is_file()]) == 4
+
+
+def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder inside that cannot be listed is an error, because a reset would begin to delete."""
+    fill(tmp_path, "app")
+    scandir = os.scandir
+
+    def reject_state(path: Any) -> Any:
+        if Path(path).name == "state":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", reject_state)
+    with pytest.raises(LakeNotRemoved, match=r"app cannot be listed: .*Permission denied"):
+        find_files(str(tmp_path), "app")
 
 
 def test_a_file_instead_of_the_folder(tmp_path: Path) -> None:
