@@ -62,6 +62,9 @@ def restore_changes(task: StreamTask, confirmed: ConfirmedChanges) -> None:
                 # Nothing has changed. Applied one by one, the invalid entry is found.
                 pass
         apply_one_by_one(partial(restore_change, task))(own)
+        # As `replay` does. A restore and a standby do not commit, so they would keep the key of each closed window.
+        if isinstance(store, WindowStore):
+            store.table.release_keys()
 
 
 def _replay_changes(store: WindowStore, schema: StoreSchema, changes: ConfirmedChanges, written: StoreSchema) -> None:

@@ -45,6 +45,7 @@ from penstock.shared.streams.task.restore import restore_change, restore_changes
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.window_store import WindowStore
+from penstock.shared.streams.windows.window_table import IDLE_KEYS_MIN
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.property_tests import examples
 
@@ -281,6 +282,20 @@ def test_an_added_aggregation_begins_empty(in_columns: bool) -> None:
         ("m", 50, 60, states),
         ("z", 90, 95, states),
     ]
+
+
+def test_a_restore_that_adds_an_aggregation_forgets_the_keys_of_closed_windows() -> None:
+    """It applies changes one by one, and still keeps few keys without a window."""
+    old, new = tasks()
+    (schema,) = old.topology.schemas()
+    live = fmt.encode_live(0, 1, 1, 0, 5, StateCodec(schema.state_columns()).pack([3]))
+    entries = [(b"%d" % i, value) for i in range(IDLE_KEYS_MIN) for value in (live, fmt.encode_deleted(0, 1, 1, 0))]
+    progress = fmt.encode_progress(1, 1, Progress("app", "exactly_once", {}, {}, {}, {}, (schema,), 0))
+    keys, values = zip(*entries, (b"left", live), (None, progress), strict=True)
+    ChangelogReader(partial(restore_changes, new), epoch=1).feed(np.arange(len(keys)), keys, values)
+    store = new.stores["s"]
+    assert isinstance(store, WindowStore)
+    assert ([row.key for row in store.rows()], len(store.index)) == (["left"], 1)
 
 
 def test_a_snapshot_of_the_same_store_is_taken_as_columns() -> None:
