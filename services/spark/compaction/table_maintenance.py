@@ -137,9 +137,7 @@ class TableMaintenance:
         versions = COMMITS_PER_APPEND * (appends_max + 1) + EXTRA_HISTORY_VERSIONS
         if table is None or not is_optimize_due(commit_history(table, versions), appends_max):
             return False
-        # A deletion vector marks the deleted rows of a file. `optimize` would read these rows from the file, and a
-        # RemoveAction without the vector would not remove the file.
-        if "deletionVectors" in (table.protocol().reader_features or ()):
+        if has_deletion_vectors(table):
             self.log(f"{name}: no OPTIMIZE, because deletion vectors are enabled for the table")
             return False
         merged = optimize(table, name.partition("/")[0], self.settings.storage_options)
@@ -228,6 +226,15 @@ def is_vacuum_due(history: Iterable[dict[str, Any]], every: int) -> bool:
 # --- operations on a table ---
 
 
+def has_deletion_vectors(table: DeltaTable) -> bool:
+    """Return whether deletion vectors are enabled for a table. A vector marks the deleted rows of a file.
+
+    Such a table is not optimized: `optimize` would read the deleted rows from the files, and a RemoveAction without the
+    vector would not remove a file.
+    """
+    return "deletionVectors" in (table.protocol().reader_features or ())
+
+
 def optimize(table: DeltaTable, kind: str, options: Mapping[str, str]) -> int:
     """Merge the small files of a `closed` or `late` table. Returns how many files were merged into others.
 
@@ -311,8 +318,8 @@ def vacuum(table: DeltaTable, retention_hours: int) -> None:
     LakeUnavailable.
 
     Files of a failed compaction, which no commit names, are removed once they are older than that. If
-    `retention_hours` is greater than TOMBSTONE_RETENTION_HOURS, they stay. Other files are then removed only if their
-    removal is still in the table's log or its last checkpoint.
+    `retention_hours` is greater than TOMBSTONE_RETENTION_HOURS, or if deletion vectors are enabled, they stay. Other
+    files are then removed only if their removal is still in the table's log or its last checkpoint.
     """
     # Without `enforce_retention_duration`, deltalake accepts less than the table's own retention, by default a week.
     # The settings have a minimum of their own.
@@ -321,8 +328,9 @@ def vacuum(table: DeltaTable, retention_hours: int) -> None:
         "enforce_retention_duration": False,
         # A full VACUUM removes every file that the log does not name and that was last modified before the retention.
         # Checkpoints forget the files that were removed a week ago, though a longer retention still needs them. VACUUM
-        # then removes only files whose removal is in the table's log or its last checkpoint.
-        "full": retention_hours <= TOMBSTONE_RETENTION_HOURS,
+        # then removes only files whose removal is in the table's log or its last checkpoint. The files of deletion
+        # vectors are not among these, but deltalake's full VACUUM removes them though they are in use.
+        "full": retention_hours <= TOMBSTONE_RETENTION_HOURS and not has_deletion_vectors(table),
         "commit_properties": _position_metadata(table),
     }
     _translate_delta_errors(table, lambda: table.vacuum(retention_hours, **options))

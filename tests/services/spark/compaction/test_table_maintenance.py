@@ -280,15 +280,20 @@ def test_optimize_becomes_due_though_each_run_also_deletes_and_vacuums(
     assert list(hours_of(uri).values()) == [[100, 101, 102]]
 
 
+def enable_deletion_vectors(uri: str, *actions: dict[str, Any]) -> None:
+    """Commit the table feature, and further actions, to a Delta table."""
+    of_table = ["deletionVectors"]
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": of_table, "writerFeatures": of_table}
+    log = Path(uri, f"_delta_log/{DeltaTable(uri).version() + 1:020}.json")
+    log.write_text("".join(f"{json.dumps(action)}\n" for action in ({"protocol": protocol}, *actions)))
+
+
 def test_a_table_with_deletion_vectors_is_not_optimized(tmp_path: Path) -> None:
     """Its files have deleted rows, too. OPTIMIZE would append them, and double the others."""
     uri = str(tmp_path / "closed")
     for nth in range(3):
         append(uri, nth)
-    of_table = ["deletionVectors"]
-    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": of_table, "writerFeatures": of_table}
-    log = tmp_path / f"closed/_delta_log/{DeltaTable(uri).version() + 1:020}.json"
-    log.write_text(json.dumps({"protocol": protocol}))
+    enable_deletion_vectors(uri)
     messages = list[str]()
     maintenance = TableMaintenance(CompactSettings(application="a", lake="lake"), messages.append)
     assert maintenance._optimize_table("closed/x", uri, 2) is False
@@ -392,6 +397,25 @@ def test_vacuum_removes_old_files_that_no_commit_names(tmp_path: Path) -> None:
     vacuum(DeltaTable(uri), 24)
     assert (failed.exists(), running.exists()) == (False, True)
     assert len(hours_of(uri)) == 1
+
+
+def test_vacuum_keeps_deletion_vectors(tmp_path: Path) -> None:
+    """Without the file of its deletion vector, a data file cannot be read."""
+    uri = str(tmp_path / "closed")
+    append(uri, 1)
+    (file,) = pa.table(DeltaTable(uri).get_add_actions(flatten=True)).to_pylist()
+    path = {"path": file["path"], "dataChange": True}
+    # The text has the UUID in the name of the vector's file, in Base85.
+    vector = {"storageType": "u", "pathOrInlineDv": "vBn[lx{q8@P<9BNH/isA", "offset": 1, "sizeInBytes": 36}
+    add = {"partitionValues": {}, "size": file["size_bytes"], "modificationTime": 1, "stats": '{"numRecords":1}'}
+    add["deletionVector"] = vector | {"cardinality": 1}
+    enable_deletion_vectors(uri, {"remove": path | {"deletionTimestamp": 1}}, {"add": path | add})
+    of_vector = tmp_path / "closed/deletion_vector_61d16c75-6994-46b7-a15b-8b538852e50e.bin"
+    of_vector.write_bytes(b"")
+    (of_rows,) = (aged(Path(of), 60) for of in DeltaTable(uri).file_uris())
+    aged(of_vector, 60)
+    vacuum(DeltaTable(uri), 168)
+    assert (of_vector.exists(), of_rows.exists()) == (True, True)
 
 
 def test_a_vacuum_that_removes_nothing_counts(tmp_path: Path) -> None:
