@@ -54,7 +54,7 @@ from penstock.services.spark.compaction.delta_reader import progress_rows, table
 from penstock.services.spark.compaction.delta_writer import FILE_ROWS, DataFile
 from penstock.services.spark.compaction.rewrite import RewriteInput, rewrite
 from penstock.services.spark.compaction.settings import MaintenanceSettings
-from penstock.services.spark.compaction.table_maintenance import TableMaintenance
+from penstock.services.spark.compaction.table_maintenance import TableMaintenance, has_deletion_vectors
 from penstock.services.spark.errors import translated
 from penstock.services.spark.lake_tables import LakeTables
 from penstock.services.spark.table_columns import CLOSED, INDEXED, LATE, STATE, rows_schema, state_schema
@@ -409,6 +409,9 @@ class CompactionJob:
         files_max = self.settings.optimize_files_max
         due = {p: rows for p, rows in progress_rows(state).items() if is_rewrite_due(rows[0], files_max)}
         if not due:
+            return 0
+        if has_deletion_vectors(state):
+            self.log("no rewrite of `state`, because deletion vectors are enabled for the table")
             return 0
         actions = pa.table(state.get_add_actions(flatten=True))
         files = [file for file in actions.to_pylist() if int(file["partition.partition"]) in due]

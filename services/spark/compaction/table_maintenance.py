@@ -229,8 +229,8 @@ def is_vacuum_due(history: Iterable[dict[str, Any]], every: int) -> bool:
 def has_deletion_vectors(table: DeltaTable) -> bool:
     """Return whether deletion vectors are enabled for a table. A vector marks the deleted rows of a file.
 
-    Such a table is not optimized: `optimize` would read the deleted rows from the files, and a RemoveAction without the
-    vector would not remove a file.
+    Such a table is neither optimized nor rewritten: both would read the deleted rows from the files, and a RemoveAction
+    without the vector would not remove a file.
     """
     return "deletionVectors" in (table.protocol().reader_features or ())
 

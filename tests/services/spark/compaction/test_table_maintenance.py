@@ -18,7 +18,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import RemoveAction
 
 from penstock.services.spark.compaction import delta_writer, table_maintenance
-from penstock.services.spark.compaction.compact import CompactionJob, CompactionPlan, CompactionReport
+from penstock.services.spark.compaction.compact import REWRITE_ROWS_MIN, CompactionJob, CompactionPlan, CompactionReport
 from penstock.services.spark.compaction.delta_reader import commit_history, table_positions
 from penstock.services.spark.compaction.delta_writer import CompactionConflict
 from penstock.services.spark.compaction.settings import CompactSettings
@@ -299,6 +299,21 @@ def test_a_table_with_deletion_vectors_is_not_optimized(tmp_path: Path) -> None:
     assert maintenance._optimize_table("closed/x", uri, 2) is False
     assert len(DeltaTable(uri).file_uris()) == 3
     assert messages == ["closed/x: no OPTIMIZE, because deletion vectors are enabled for the table"]
+
+
+def test_a_state_with_deletion_vectors_is_not_rewritten(tmp_path: Path) -> None:
+    """A rewrite would bring deleted rows back, as OPTIMIZE would."""
+    messages = list[str]()
+    settings = CompactSettings(application="a", lake=str(tmp_path))
+    job = CompactionJob(None, settings, messages.append)  # type: ignore[arg-type]  # it needs no session
+    row = {"row": "progress", "partition": 0, "added_rows": REWRITE_ROWS_MIN + 1, "rewritten_rows": 0, "added_files": 1}
+    write_deltalake(job.path("state"), pa.Table.from_pylist([row], PROGRESS), partition_by=["partition"])
+    enable_deletion_vectors(job.path("state"))
+    version = DeltaTable(job.path("state")).version()
+    plan = CompactionPlan(TopicOffsets("t", "id", {0: 0}, {0: 9}), {}, {}, [])
+    assert job._rewrite_due_partitions(plan) == 0
+    assert DeltaTable(job.path("state")).version() == version
+    assert messages == ["no rewrite of `state`, because deletion vectors are enabled for the table"]
 
 
 def test_of_two_jobs_that_optimize_one_commits(tmp_path: Path) -> None:
