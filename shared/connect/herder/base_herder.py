@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.backoff import ExponentialBackoff
-from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError, IllegalState, PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect import redaction
@@ -88,23 +88,21 @@ class BaseHerder(ABC):
     _retry_backoff = ExponentialBackoff(250, 60_000)
     _started = False
 
-    def __init__(
-        self, worker: Worker, admin: Admin, stores: Stores, worker_id: str, *, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
+    def __init__(self, worker: Worker, admin: Admin, stores: Stores, worker_id: str) -> None:
         self.worker = worker
         self.worker_id = worker_id
         self.plugins: Plugins = worker.plugins
-        self.loggers = Loggers(clock)
+        self.loggers = Loggers(SYSTEM_CLOCK)
         self._admin = admin
         self._stores = stores
-        self._clock = clock
+        self._clock = SYSTEM_CLOCK
         self._offsets = ConnectorOffsets(admin, stores.offsets, worker.config)
         self._retries: dict[str, tuple[int, asyncio.Future[None]]] = {}
         """By connector, the last retry of its task configs, and the time at which it is due."""
         self._reporter = StatusReporter(
             stores.statuses,
             worker_id,
-            clock,
+            SYSTEM_CLOCK,
             generation=lambda: self.generation,
             version=self._connector_version,
             tracks_topics=worker.config["topic.tracking.enable"],

@@ -22,7 +22,6 @@ from weakref import WeakValueDictionary
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.group.member import GroupConfig
-from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import FatalError, KafkaTimeout, PenstockError, ProducerFenced, RetriableError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.errors import BadRequest, ConnectorNotFound, summary_of
@@ -85,12 +84,11 @@ class DistributedHerder(BaseHerder):
         *,
         url: str,
         worker_id: str,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__(worker, admin, stores, worker_id, clock=clock)
+        super().__init__(worker, admin, stores, worker_id)
         self.url = url
         self._config = config
-        self._commands = CommandQueue(clock, self.wake)
+        self._commands = CommandQueue(self._clock, self.wake)
         self._pending = PendingChanges()
         self._leader_client = LeaderClient(
             token=config["rest.auth.token"].value,
@@ -122,7 +120,7 @@ class DistributedHerder(BaseHerder):
             connection,
             self.member,
             self,
-            clock,
+            self._clock,
             rebalance_timeout_ms=config["rebalance.timeout.ms"],
             on_rejoin=self.wake,
         )

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from penstock.shared.clients.admin import Admin
-from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound
 from penstock.shared.connect.group.connect_protocol import ConnectorsAndTasks
@@ -34,12 +33,10 @@ NO_INTERNAL = "A standalone worker takes no requests from other workers."
 class StandaloneHerder(BaseHerder):
     """The herder of one standalone worker."""
 
-    def __init__(
-        self, worker: Worker, admin: Admin, stores: Stores, worker_id: str, *, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
-        super().__init__(worker, admin, stores, worker_id, clock=clock)
+    def __init__(self, worker: Worker, admin: Admin, stores: Stores, worker_id: str) -> None:
+        super().__init__(worker, admin, stores, worker_id)
         self._wakeup = asyncio.Event()
-        self._commands = CommandQueue(clock, self._wakeup.set)
+        self._commands = CommandQueue(self._clock, self._wakeup.set)
         self._runner = WorkRunner(
             worker,
             self._reporter,

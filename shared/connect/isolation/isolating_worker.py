@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import LogSettings
 from penstock.shared.connect.connector import Props
@@ -39,9 +38,8 @@ class IsolatingWorker(Worker):
         make_task: TaskMaker,
         *,
         log_settings: LogSettings | None = None,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__(config, plugins, offsets, make_task, clock=clock)
+        super().__init__(config, plugins, offsets, make_task)
         self._log_settings = log_settings or LogSettings()
         self._isolated: dict[str, IsolatedConnector] = {}
         self._levels: dict[str, str] = {}

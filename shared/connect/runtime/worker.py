@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock.shared.common.backoff import ExponentialBackoff, RestartBackoff
-from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from penstock.shared.connect.config_provider import ConfigTransformer, unresolved
@@ -44,13 +44,7 @@ class Worker:
     """Runs connectors and tasks, in one event loop. `TaskThread` says which methods run in threads."""
 
     def __init__(
-        self,
-        config: WorkerConfig,
-        plugins: Plugins,
-        offsets: OffsetBackingStore,
-        make_task: TaskMaker,
-        *,
-        clock: Clock = SYSTEM_CLOCK,
+        self, config: WorkerConfig, plugins: Plugins, offsets: OffsetBackingStore, make_task: TaskMaker
     ) -> None:
         self.config = config
         self.plugins = plugins
@@ -59,7 +53,7 @@ class Worker:
         self._files = AllowedFiles(config[FILES_ALLOWED])
         plugins.import_nothing_from(self._files)
         self._make_task = make_task
-        self._clock = clock
+        self._clock = SYSTEM_CLOCK
         self._connectors: dict[str, WorkerConnector] = {}
         self._tasks: dict[ConnectorTaskId, WorkerTask] = {}
         self._targets: dict[str, TargetState] = {}
