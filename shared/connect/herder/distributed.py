@@ -50,7 +50,6 @@ from penstock.shared.connect.runtime.exactly_once_source_task import fence_produ
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.cluster_config_state import (
-    NO_OFFSET,
     ConfigChange,
     ConfigSnapshot,
     ConnectorChanged,
@@ -89,7 +88,7 @@ class DistributedHerder(BaseHerder):
         self.url = url
         self._config = config
         self._commands = CommandQueue(self._clock, self.wake)
-        self._pending = PendingChanges()
+        self._pending = ConfigChanges()
         self._leader_client = LeaderClient(
             token=config["rest.auth.token"].value,
             user=next(iter(config.rest_users), ""),
@@ -263,7 +262,6 @@ class DistributedHerder(BaseHerder):
         log.info("assigned", generation=generation, leader=assignment.leader_url, work=repr(assignment.work))
         self.generation = generation
         self._resolved = False
-        self._pending.assigned(assignment.config_offset)
         self.rebalances += 1
         self._rejoin_at_ms = self._clock.monotonic_ms() + assignment.delay_ms if assignment.delay_ms > 0 else None
 
@@ -343,8 +341,8 @@ class DistributedHerder(BaseHerder):
         self.wake()
 
     async def _follow_configs(self) -> None:
-        reason = self._pending.take_rejoin()
-        changes = self._pending.take()
+        changes = self._pending
+        self._pending = ConfigChanges()
         # Without a rebalance: logger levels, changed configs, target states and restarts concern the current owners.
         for level in changes.loggers:
             with contextlib.suppress(PenstockError):
@@ -366,8 +364,11 @@ class DistributedHerder(BaseHerder):
             self._runner.set_target_state(name)
         for request in changes.restarts.values():
             await self._restart_assigned(request)
-        if reason is not None:
-            self.member.rejoin(reason)
+        if changes.rejoin is not None:
+            reason, offset = changes.rejoin
+            # A worker that is behind the leader reads a change after the assignment that includes it.
+            if (assigned := self.member.assignment) is None or offset > assigned.config_offset:
+                self.member.rejoin(reason)
 
     def _work_to_run(self) -> ConnectorsAndTasks:
         """Return the work assigned to this worker, also work that could not be created here. Empty if other workers may
@@ -769,10 +770,16 @@ def configured_work(snapshot: ConfigSnapshot) -> ConnectorsAndTasks:
 
 @dataclass(slots=True)
 class ConfigChanges:
-    """Changes in the config topic that the herder handles together.
+    """Changes in the config topic that the herder has not handled yet, and handles together.
 
     They are connectors whose config changed, removed connectors, tasks of connectors whose tasks changed, connectors
     whose target state changed, requested restarts, and logger levels.
+
+    >>> changes = ConfigChanges()
+    >>> changes.add(ConnectorChanged("orders", is_new=False), 7)
+    >>> changes.add(ConnectorChanged("new", is_new=True), 8)
+    >>> changes.rejoin, changes.connectors
+    (('connector new is new', 8), {'orders'})
     """
 
     connectors: set[str] = field(default_factory=set)
@@ -781,35 +788,11 @@ class ConfigChanges:
     targets: set[str] = field(default_factory=set)
     restarts: dict[str, RestartRequest] = field(default_factory=dict)
     loggers: list[LoggerLevel] = field(default_factory=list)
+    rejoin: tuple[str, int] | None = None
+    """The reason for a rebalance, which is due unless the assignment is based on the configs up to this offset."""
 
     def __bool__(self) -> bool:
-        return bool(self.connectors or self.removed or self.tasks or self.targets or self.restarts or self.loggers)
-
-
-class PendingChanges:
-    """Changes in the config topic that the herder has not handled yet.
-
-    They arrive one by one, also during a rebalance. The herder takes all of them at once. `rejoin` is the reason for a
-    rebalance, or None.
-
-    >>> pending = PendingChanges()
-    >>> pending.add(ConnectorChanged("orders", is_new=False), 7)
-    >>> pending.add(ConnectorChanged("new", is_new=True), 8)
-    >>> pending.rejoin, sorted(pending.take().connectors)
-    ('connector new is new', ['orders'])
-    """
-
-    def __init__(self) -> None:
-        self._changes = ConfigChanges()
-        self.rejoin: str | None = None
-        self._rejoin_offset = NO_OFFSET
-        self._assigned_offset = NO_OFFSET
-
-    def __bool__(self) -> bool:
-        return bool(self._changes) or self.rejoin is not None
-
-    def __repr__(self) -> str:
-        return f"<PendingChanges {self._changes}, rejoin={self.rejoin!r}>"
+        return self != ConfigChanges()
 
     def add(self, change: ConfigChange, offset: int) -> None:
         """Add a change, which the configs up to `offset` contain."""
@@ -817,51 +800,24 @@ class PendingChanges:
             # As in Kafka Connect: a changed config restarts the connector where it runs. A new or removed connector, or
             # a new set of tasks, must be assigned.
             case ConnectorChanged(connector, is_new=False):
-                self._changes.connectors.add(connector)
+                self.connectors.add(connector)
             case ConnectorChanged(connector):
-                self._request_rejoin(f"connector {connector} is new", offset)
+                self.rejoin = f"connector {connector} is new", offset
             case ConnectorRemoved(connector):
-                self._changes.removed.add(connector)
-                self._request_rejoin(f"connector {connector} was removed", offset)
+                self.removed.add(connector)
+                self.rejoin = f"connector {connector} was removed", offset
                 # Earlier changes of a removed connector must not restart it.
-                for held in (self._changes.connectors, self._changes.targets):
+                for held in (self.connectors, self.targets):
                     held.discard(connector)
             case TasksChanged(connector, tasks):
-                self._changes.tasks |= set(tasks)
-                self._request_rejoin(f"the tasks of {connector} changed", offset)
+                self.tasks |= set(tasks)
+                self.rejoin = f"the tasks of {connector} changed", offset
             case TargetStateChanged(connector):
-                self._changes.targets.add(connector)
+                self.targets.add(connector)
             case RestartRequest(connector):
-                self._changes.restarts[connector] = merge_restart_requests(
-                    self._changes.restarts.get(connector), change
-                )
+                self.restarts[connector] = merge_restart_requests(self.restarts.get(connector), change)
             case LoggerLevel():
-                self._changes.loggers.append(change)
+                self.loggers.append(change)
             case SessionKey():
                 # Readers find the session key in the snapshot.
                 pass
-
-    def _request_rejoin(self, reason: str, offset: int) -> None:
-        # A worker that is behind the leader reads a change after the assignment that includes it.
-        if offset > self._assigned_offset:
-            self.rejoin = reason
-            self._rejoin_offset = offset
-
-    def assigned(self, offset: int) -> None:
-        """Record that the worker's assignment is based on the configs up to `offset`. Changes up to there need no
-        further rebalance."""
-        self._assigned_offset = offset
-        if self._rejoin_offset <= offset:
-            self.rejoin = None
-
-    def take(self) -> ConfigChanges:
-        """Return and remove all pending changes. The reason for a rebalance stays: `take_rejoin` returns it."""
-        changes = self._changes
-        self._changes = ConfigChanges()
-        return changes
-
-    def take_rejoin(self) -> str | None:
-        """Return the reason for a rebalance, once."""
-        reason = self.rejoin
-        self.rejoin = None
-        return reason

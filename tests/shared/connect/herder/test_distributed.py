@@ -36,7 +36,7 @@ from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNo
 from penstock.shared.connect.group.connect_protocol import COMPATIBLE, EAGER, SESSIONED, ConnectorsAndTasks
 from penstock.shared.connect.herder import distributed
 from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
-from penstock.shared.connect.herder.distributed import DistributedHerder, PendingChanges
+from penstock.shared.connect.herder.distributed import ConfigChanges, DistributedHerder
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.herder.errors import AlreadyExists, Forbidden, NotHere
 from penstock.shared.connect.herder.leader_client import LeaderRequestFailed
@@ -984,67 +984,54 @@ async def test_a_task_that_is_restarted_while_it_is_prepared_is_still_stopped() 
 
 def test_only_a_new_connector_needs_a_rebalance() -> None:
     """A changed connector is restarted; a new one needs a rebalance."""
-    pending = PendingChanges()
-    pending.add(ConnectorChanged("c", is_new=False), 1)
-    assert (pending.take().connectors, pending.rejoin) == ({"c"}, None)
-    pending.add(ConnectorChanged("d", is_new=True), 2)
-    assert pending.take_rejoin() == "connector d is new"
-    assert pending.take_rejoin() is None
-    assert not pending
+    changes = ConfigChanges()
+    changes.add(ConnectorChanged("c", is_new=False), 1)
+    assert (changes.connectors, changes.rejoin) == ({"c"}, None)
+    changes.add(ConnectorChanged("d", is_new=True), 2)
+    assert (changes.connectors, changes.rejoin) == ({"c"}, ("connector d is new", 2))
 
 
 def test_a_removed_connector_is_stopped_and_not_restarted() -> None:
     """A removal discards earlier changes of the connector, stops it and needs a rebalance."""
-    pending = PendingChanges()
-    pending.add(ConnectorChanged("c", is_new=False), 1)
-    pending.add(TargetStateChanged("c"), 2)
-    pending.add(ConnectorRemoved("c"), 3)
-    changes = pending.take()
+    changes = ConfigChanges()
+    changes.add(ConnectorChanged("c", is_new=False), 1)
+    changes.add(TargetStateChanged("c"), 2)
+    changes.add(ConnectorRemoved("c"), 3)
     assert (changes.connectors, changes.targets, changes.removed) == (set(), set(), {"c"})
-    assert pending.rejoin is not None
+    assert changes.rejoin == ("connector c was removed", 3)
 
 
-def test_an_assignment_covers_changes_up_to_its_offset() -> None:
-    """A rebalance covers changes up to its config offset; later changes need another one."""
-    pending = PendingChanges()
-    pending.add(TasksChanged("c", (TASK,)), 7)
-    pending.assigned(6)
-    assert pending.rejoin is not None
-    pending.assigned(7)
-    assert pending.rejoin is None
-    assert pending.take().tasks == {TASK}
-
-
-def test_a_change_that_is_read_after_its_assignment_needs_no_rebalance() -> None:
+async def test_only_a_change_after_the_assignment_needs_a_rebalance() -> None:
     """A worker that reads a change only after the assignment that includes it requests no other rebalance."""
-    pending = PendingChanges()
-    pending.assigned(8)
-    pending.add(ConnectorChanged("new", is_new=True), 8)
-    assert pending.rejoin is None
-    pending.add(TasksChanged("c", (TASK,)), 9)
-    assert pending.rejoin is not None
-    assert pending.take().tasks == {TASK}
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1") as herder:
+        assert herder.member.assignment is not None
+        included = herder.member.assignment.config_offset
+        before = herder.rebalances
+        for later in (0, 1):
+            herder._pending.add(TasksChanged("c", (TASK,)), included + later)
+            herder.wake()
+            await until(lambda: not herder._pending and not herder.member.needs_to_join)
+            assert herder.rebalances == before + later
 
 
 def test_restart_requests_are_merged() -> None:
     """Of two pending restart requests the wider one remains."""
-    pending = PendingChanges()
-    pending.add(RestartRequest("c", only_failed=True, include_tasks=False), 1)
-    pending.add(RestartRequest("c", only_failed=False, include_tasks=True), 2)
-    assert pending.take().restarts == {"c": RestartRequest("c", only_failed=False, include_tasks=True)}
-    assert not pending.take()
+    changes = ConfigChanges()
+    assert not changes
+    changes.add(RestartRequest("c", only_failed=True, include_tasks=False), 1)
+    changes.add(RestartRequest("c", only_failed=False, include_tasks=True), 2)
+    assert changes.restarts == {"c": RestartRequest("c", only_failed=False, include_tasks=True)}
+    assert changes
 
 
-def test_levels_of_loggers_are_taken_once_and_in_order() -> None:
-    """Logger levels are taken once and in order, and neither they nor session keys need a rebalance."""
-    pending = PendingChanges()
+def test_levels_of_loggers_are_kept_in_order() -> None:
+    """Logger levels are kept in order, and neither they nor session keys need a rebalance."""
+    changes = ConfigChanges()
     levels = [LoggerLevel("root", "DEBUG"), LoggerLevel("root", "INFO")]
     for at, level in enumerate(levels):
-        pending.add(level, at)
-    pending.add(SessionKey(b"k", "a", 1), 4)
-    assert pending.rejoin is None
-    assert pending.take().loggers == levels
-    assert not pending.take()
+        changes.add(level, at)
+    changes.add(SessionKey(b"k", "a", 1), 4)
+    assert (changes.loggers, changes.rejoin) == (levels, None)
 
 
 def test_defaults_of_settings_are_kafka_connects() -> None:
