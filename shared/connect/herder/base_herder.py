@@ -348,7 +348,7 @@ class BaseHerder(ABC):
 
     def _plan_restart(self, request: RestartRequest) -> RestartPlan:
         cache = self._stores.statuses.cache
-        status = cache.connector(request.connector)
+        status = cache.get(request.connector)
         if status is None:
             raise ConnectorNotFound(f"Status for connector {request.connector} not found")
         return plan_restart(request, status, cache.tasks(request.connector))

@@ -47,7 +47,7 @@ from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
 from penstock.shared.connect.runtime.client_settings import GROUP_ID_OVERRIDE, kafka_settings, sink_group_id
 from penstock.shared.connect.runtime.exactly_once_source_task import fence_producers, transactional_id
-from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.cluster_config_state import (
     ConfigChange,
@@ -327,11 +327,10 @@ class DistributedHerder(BaseHerder):
         for name in cache.connectors():
             if name not in snapshot.configs:
                 self._reporter.forget_connector(name)
-        for name in cache.connectors_with_tasks():
-            for status in cache.tasks(name):
-                # The tasks of an inconsistent connector are unknown for now, and not removed.
-                if status.task not in snapshot.tasks(name) and name not in snapshot.inconsistent:
-                    self._reporter.on_event(status.task, Event.DELETION)
+            # The tasks of an inconsistent connector are unknown for now, and not removed.
+            elif name not in snapshot.inconsistent:
+                for task in cache.tasks(name).keys() - set(snapshot.tasks(name)):
+                    self._reporter.forget(task)
 
     # --- the configs ---
 

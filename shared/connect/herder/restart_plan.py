@@ -3,21 +3,21 @@
 The leader of a group may write the status RESTARTING for everything in the plan before the workers make their plans.
 So a plan treats RESTARTING as FAILED.
 
->>> connector = ConnectorStatus("orders", State.RUNNING, "a:8083", 1)
->>> states = (State.FAILED, State.RUNNING)
->>> tasks = [TaskStatus(ConnectorTaskId("orders", n), state, "a:8083", 1) for n, state in enumerate(states)]
+>>> connector = Status("orders", State.RUNNING, "a:8083", 1)
+>>> states = {ConnectorTaskId("orders", 0): State.FAILED, ConnectorTaskId("orders", 1): State.RUNNING}
+>>> tasks = {task: Status(task, state, "a:8083", 1) for task, state in states.items()}
 >>> plan_restart(RestartRequest("orders", only_failed=True, include_tasks=True), connector, tasks)
 RestartPlan(connector=False, tasks=(ConnectorTaskId(connector='orders', task=0),))
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State
 from penstock.shared.connect.storage.config_records import RestartRequest
-from penstock.shared.connect.storage.status_records import ConnectorStatus, TaskStatus
+from penstock.shared.connect.storage.status_records import Status
 
 TO_RESTART = (State.FAILED, State.RESTARTING)
 """The states that `only_failed` selects. The leader's announcement has turned FAILED into RESTARTING."""
@@ -31,12 +31,14 @@ class RestartPlan:
     tasks: tuple[ConnectorTaskId, ...]
 
 
-def plan_restart(request: RestartRequest, connector: ConnectorStatus, tasks: Sequence[TaskStatus]) -> RestartPlan:
+def plan_restart(request: RestartRequest, connector: Status, tasks: Mapping[ConnectorTaskId, Status]) -> RestartPlan:
     """Return the restarts of a request, given the statuses of the connector and its tasks."""
-    chosen = [t for t in tasks if request.include_tasks and (not request.only_failed or t.state in TO_RESTART)]
-    return RestartPlan(
-        not request.only_failed or connector.state in TO_RESTART, tuple(status.task for status in chosen)
-    )
+
+    def is_chosen(status: Status) -> bool:
+        return not request.only_failed or status.state in TO_RESTART
+
+    chosen = [task for task, status in tasks.items() if request.include_tasks and is_chosen(status)]
+    return RestartPlan(is_chosen(connector), tuple(chosen))
 
 
 def merge_restart_requests(pending: RestartRequest | None, request: RestartRequest) -> RestartRequest:

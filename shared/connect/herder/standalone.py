@@ -18,7 +18,7 @@ from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
 from penstock.shared.connect.herder.command_queue import CommandQueue
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
-from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.cluster_config_state import ConfigChange
 from penstock.shared.connect.storage.config_records import Config, RestartRequest
@@ -108,7 +108,7 @@ class StandaloneHerder(BaseHerder):
 
         Raises ConnectError if the connector has failed by then. Returns if it is still starting."""
         await self._runner.until_started(name, timeout_ms)
-        status = self._stores.statuses.cache.connector(name)
+        status = self._stores.statuses.cache.get(name)
         if status is not None and status.state is State.FAILED:
             raise ConnectError(((status.trace or "").strip().splitlines() or ["it failed to start"])[-1])
 
@@ -228,7 +228,6 @@ class StandaloneHerder(BaseHerder):
         await self._runner.stop(
             ConnectorsAndTasks((), gone | self._runner.outdated(snapshot.tasks(name), whole_sets=False))
         )
-        for status in self._stores.statuses.cache.tasks(name):
-            if status.task not in snapshot.tasks(name):
-                self._reporter.on_event(status.task, Event.DELETION)
+        for task in self._stores.statuses.cache.tasks(name).keys() - set(snapshot.tasks(name)):
+            self._reporter.forget(task)
         await self._runner.start(ConnectorsAndTasks((), snapshot.tasks(name)))

@@ -11,13 +11,8 @@ from dataclasses import replace
 
 from penstock.shared.common.clock import Clock
 from penstock.shared.connect.runtime.states import TRANSITIONS, ConnectorTaskId, Event, State
-from penstock.shared.connect.runtime.status_listener import Id
-from penstock.shared.connect.storage.status_records import (
-    ConnectorStatus,
-    Forgotten,
-    TaskStatus,
-    TopicStatus,
-)
+from penstock.shared.connect.runtime.status_listener import Id, connector_of
+from penstock.shared.connect.storage.status_records import Forgotten, Status, TopicStatus
 from penstock.shared.connect.storage.status_store import StatusStore
 
 TRACE_LENGTH_MAX = 32_768
@@ -52,21 +47,18 @@ class StatusReporter:
         return f"<StatusReporter {self._worker_id}>"
 
     def on_event(self, id: Id, event: Event, trace: str | None = None) -> None:
-        """Report the status that the event leads to, without waiting for the write. DELETION removes the status.
+        """Report the status that the event leads to, without waiting for the write.
 
         A FAILURE or SHUTDOWN is dropped if another worker has reported in a later generation. The middle of a very long
         trace is left out.
         """
-        if event is Event.DELETION:
-            self._statuses.put(Forgotten(id))
+        if trace is not None and len(trace) > TRACE_LENGTH_MAX:
+            half = (TRACE_LENGTH_MAX - len(TRACE_GAP)) // 2
+            trace = f"{trace[:half]}{TRACE_GAP}{trace[-half:]}"
+        state = TRANSITIONS[event][1]
+        status = Status(id, state, self._worker_id, self._generation(), self._version(connector_of(id)), trace)
         # As in AbstractHerder: a report at the end of work must not overwrite that of the next owner.
-        elif event in (Event.FAILURE, Event.SHUTDOWN):
-            if trace is not None and len(trace) > TRACE_LENGTH_MAX:
-                half = (TRACE_LENGTH_MAX - len(TRACE_GAP)) // 2
-                trace = f"{trace[:half]}{TRACE_GAP}{trace[-half:]}"
-            self._statuses.put_safe(self._status_to_report(id, TRANSITIONS[event][1], trace))
-        else:
-            self._statuses.put(self._status_to_report(id, TRANSITIONS[event][1]))
+        self._statuses.put(status, safe=event in (Event.FAILURE, Event.SHUTDOWN))
 
     def on_topic_used(self, id: ConnectorTaskId, topic: str) -> None:
         """Add a topic to the connector's list of topics, unless it is there already or topics are not tracked."""
@@ -78,26 +70,23 @@ class StatusReporter:
 
         Their statuses, if they have one, become RESTARTING and keep their worker.
         """
-        cache = self._statuses.cache
-        found = [cache.task(task) for task in tasks] + [None if connector is None else cache.connector(connector)]
-        for status in found:
-            if status is not None:
+        ids: list[Id] = [*tasks, *([] if connector is None else [connector])]
+        for id in ids:
+            if (status := self._statuses.cache.get(id)) is not None:
                 self._statuses.put(replace(status, state=State.RESTARTING, trace=None))
 
     def forget_connector(self, name: str) -> None:
         """Remove all statuses of a connector, its tasks and its topics."""
         for task in self._statuses.cache.tasks(name):
-            self.on_event(task.task, Event.DELETION)
+            self.forget(task)
         self.forget_topics(name)
-        self.on_event(name, Event.DELETION)
+        self.forget(name)
+
+    def forget(self, id: Id) -> None:
+        """Remove the status of a connector or task."""
+        self._statuses.put(Forgotten(id))
 
     def forget_topics(self, name: str) -> None:
         """Empty the list of a connector's topics."""
         for topic in self._statuses.cache.topics(name):
             self._statuses.put(Forgotten((topic.topic, name)))
-
-    def _status_to_report(self, id: Id, state: State, trace: str | None = None) -> ConnectorStatus | TaskStatus:
-        if isinstance(id, ConnectorTaskId):
-            version = self._version(id.connector)
-            return TaskStatus(id, state, self._worker_id, self._generation(), version, trace)
-        return ConnectorStatus(id, state, self._worker_id, self._generation(), self._version(id), trace)

@@ -11,7 +11,7 @@ from penstock.shared.connect.runtime.states import ConnectorTaskId, State
 from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
 from penstock.shared.connect.storage.config_records import Config
 from penstock.shared.connect.storage.status_cache import StatusCache
-from penstock.shared.connect.storage.status_records import ConnectorStatus, TaskStatus
+from penstock.shared.connect.storage.status_records import Status
 
 Json = dict[str, Any]
 
@@ -56,7 +56,7 @@ def connector_status(
 
     Raises ConnectorNotFound if the connector has no config, or no status.
     """
-    status = statuses.connector(name)
+    status = statuses.get(name)
     if status is None or name not in snapshot.configs:
         raise ConnectorNotFound(f"No status found for connector {name}")
     plan = restarting or RestartPlan(False, ())
@@ -64,8 +64,8 @@ def connector_status(
         "name": name,
         "connector": _shown_status(status, restarting=plan.connector),
         "tasks": [
-            {"id": task.task.task, **_shown_status(task, restarting=task.task in plan.tasks)}
-            for task in statuses.tasks(name)
+            {"id": task.task, **_shown_status(status, restarting=task in plan.tasks)}
+            for task, status in statuses.tasks(name).items()
         ],
         "type": kind_of_connector(plugins, snapshot.configs.get(name)),
     }
@@ -73,7 +73,7 @@ def connector_status(
 
 def task_status(statuses: StatusCache, task: ConnectorTaskId) -> Json:
     """Return the state of one task. Raises ConnectorNotFound if no status is known."""
-    status = statuses.task(task)
+    status = statuses.get(task)
     if status is None:
         raise ConnectorNotFound(f"No status found for task {task}")
     return {"id": task.task, **_shown_status(status, restarting=False)}
@@ -84,7 +84,7 @@ def active_topics(statuses: StatusCache, name: str) -> Json:
     return {name: {"topics": [status.topic for status in statuses.topics(name)]}}
 
 
-def _shown_status(status: ConnectorStatus | TaskStatus, *, restarting: bool) -> Json:
+def _shown_status(status: Status, *, restarting: bool) -> Json:
     shown: Json = {
         "state": State.RESTARTING.value if restarting else status.state.value,
         "worker_id": status.worker_id,

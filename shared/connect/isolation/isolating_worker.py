@@ -21,7 +21,7 @@ from penstock.shared.connect.runtime.config_validation import ConfigInfos
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
-from penstock.shared.connect.runtime.status_listener import Id, StatusListener
+from penstock.shared.connect.runtime.status_listener import Id, StatusListener, connector_of
 from penstock.shared.connect.runtime.worker import TaskMaker, Worker
 from penstock.shared.connect.runtime.worker_config import ISOLATION, WorkerConfig
 from penstock.shared.connect.runtime.worker_task import TaskSpec
@@ -143,7 +143,7 @@ class IsolatingWorker(Worker):
             return False
 
     def _connector_with_part(self, id: Id) -> IsolatedConnector | None:
-        isolated = self._isolated.get(id if isinstance(id, str) else id.connector)
+        isolated = self._isolated.get(connector_of(id))
         return isolated if isolated is not None and id in isolated.parts else None
 
     def _isolated_connector(self, name: str) -> IsolatedConnector:

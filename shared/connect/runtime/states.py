@@ -5,7 +5,7 @@
     any but FAILED ── paused ──> PAUSED
     any but FAILED ── stopped ──> STOPPED (connectors only)
     any ── failure ──> FAILED; any ── restart ──> RESTARTING
-    any ── shutdown ──> UNASSIGNED; any ── deletion ──> DESTROYED, which is final
+    any ── shutdown ──> UNASSIGNED
 
 The names are those of Kafka Connect's status topic and REST. A target state is the requested state. A state is the
 actual one.
@@ -28,7 +28,6 @@ class State(Enum):
     STOPPED = "STOPPED"
     FAILED = "FAILED"
     RESTARTING = "RESTARTING"
-    DESTROYED = "DESTROYED"
 
 
 class TargetState(Enum):
@@ -54,7 +53,6 @@ class Event(Enum):
     """It ended here in order and may be started elsewhere."""
     RESTART = "restart"
     """It is started again, after a failure or by request."""
-    DELETION = "deletion"
 
 
 ALIVE = (State.UNASSIGNED, State.RUNNING, State.PAUSED, State.STOPPED, State.RESTARTING)
@@ -68,7 +66,6 @@ TRANSITIONS: dict[Event, tuple[tuple[State, ...], State]] = {
     Event.FAILURE: (ALL, State.FAILED),
     Event.SHUTDOWN: (ALL, State.UNASSIGNED),
     Event.RESTART: (ALL, State.RESTARTING),
-    Event.DELETION: (ALL, State.DESTROYED),
 }
 """For each event, the states in which it may happen, and the state that follows."""
 

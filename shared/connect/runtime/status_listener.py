@@ -13,6 +13,11 @@ Id = str | ConnectorTaskId
 """A connector's name, or a task."""
 
 
+def connector_of(id: Id) -> str:
+    """Return the name of the connector, also of a task's."""
+    return id if isinstance(id, str) else id.connector
+
+
 class StatusListener(Protocol):
     """Is called at each event of a connector or task."""
 

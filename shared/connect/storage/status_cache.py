@@ -7,42 +7,32 @@ of the `safe` status. The current status is the newest one that this worker has 
 
 from __future__ import annotations
 
-from penstock.shared.connect.runtime.states import ConnectorTaskId, State
-from penstock.shared.connect.storage.status_records import (
-    ConnectorStatus,
-    Forgotten,
-    StatusRecord,
-    TaskStatus,
-    TopicStatus,
-)
+from penstock.shared.connect.runtime.states import ConnectorTaskId
+from penstock.shared.connect.runtime.status_listener import Id, connector_of
+from penstock.shared.connect.storage.status_records import Forgotten, Status, StatusRecord, TopicStatus
 
 
 class StatusCache:
     """The newest status of each connector, task and topic. All records of the status topic must be applied in order."""
 
     def __init__(self) -> None:
-        self._connectors: dict[str, ConnectorStatus] = {}
-        self._tasks: dict[str, dict[int, TaskStatus]] = {}
+        self._statuses: dict[str, dict[Id, Status]] = {}
+        """By connector: its status, and those of its tasks."""
         self._topics: dict[str, dict[str, TopicStatus]] = {}
 
     def __repr__(self) -> str:
-        tasks = sum(map(len, self._tasks.values()))
-        return f"<StatusCache of {len(self._connectors)} connectors, {tasks} tasks>"
+        return f"<StatusCache of {len(self._statuses)} connectors>"
 
     def apply(self, record: StatusRecord) -> None:
         """Apply one record."""
         match record:
-            case ConnectorStatus(connector, State.DESTROYED) | Forgotten(str() as connector):
-                self._connectors.pop(connector, None)
-            case ConnectorStatus(connector):
-                self._connectors[connector] = record
-            case TaskStatus(task, State.DESTROYED) | Forgotten(ConnectorTaskId() as task):
-                tasks = self._tasks.get(task.connector, {})
-                tasks.pop(task.task, None)
-                if not tasks:
-                    self._tasks.pop(task.connector, None)
-            case TaskStatus(task):
-                self._tasks.setdefault(task.connector, {})[task.task] = record
+            case Status(id):
+                self._statuses.setdefault(connector_of(id), {})[id] = record
+            case Forgotten(str() | ConnectorTaskId() as id):
+                statuses = self._statuses.get(connector_of(id), {})
+                statuses.pop(id, None)
+                if not statuses:
+                    self._statuses.pop(connector_of(id), None)
             case TopicStatus(topic, connector):
                 self._topics.setdefault(connector, {})[topic] = record
             case Forgotten((topic, connector)):
@@ -51,18 +41,14 @@ class StatusCache:
                 if not topics:
                     self._topics.pop(connector, None)
 
-    def connector(self, connector: str) -> ConnectorStatus | None:
-        """Return the connector's newest status."""
-        return self._connectors.get(connector)
+    def get(self, id: Id) -> Status | None:
+        """Return the newest status of a connector or task."""
+        return self._statuses.get(connector_of(id), {}).get(id)
 
-    def task(self, task: ConnectorTaskId) -> TaskStatus | None:
-        """Return the task's newest status."""
-        return self._tasks.get(task.connector, {}).get(task.task)
-
-    def tasks(self, connector: str) -> list[TaskStatus]:
-        """Return the newest status of each of the connector's tasks, by number."""
-        found = self._tasks.get(connector, {})
-        return [found[number] for number in sorted(found)]
+    def tasks(self, connector: str) -> dict[ConnectorTaskId, Status]:
+        """Return the newest status of each of the connector's tasks, in order."""
+        found = self._statuses.get(connector, {})
+        return {task: found[task] for task in sorted(id for id in found if isinstance(id, ConnectorTaskId))}
 
     def topic(self, connector: str, topic: str) -> TopicStatus | None:
         """Return the status of a topic that the connector uses."""
@@ -74,15 +60,11 @@ class StatusCache:
         return [found[topic] for topic in sorted(found)]
 
     def connectors(self) -> list[str]:
-        """Return every connector that has a status."""
-        return sorted(self._connectors)
+        """Return every connector that has a status, or whose tasks have one."""
+        return sorted(self._statuses)
 
-    def connectors_with_tasks(self) -> list[str]:
-        """Return every connector with a task that has a status."""
-        return sorted(self._tasks)
-
-    def may_write(self, status: ConnectorStatus | TaskStatus) -> bool:
+    def may_write(self, status: Status) -> bool:
         """Return whether a safe status may replace the current one."""
         # As in KafkaStatusBackingStore.putSafe: the same worker may always overwrite its own status.
-        current = self.connector(status.connector) if isinstance(status, ConnectorStatus) else self.task(status.task)
+        current = self.get(status.id)
         return current is None or current.worker_id == status.worker_id or current.generation <= status.generation

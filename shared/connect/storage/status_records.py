@@ -6,20 +6,20 @@
 
 A tombstone removes the status of its key.
 
->>> encode(ConnectorStatus("o", State.PAUSED, "a:8083", 4, "1.0"))
+>>> encode(Status("o", State.PAUSED, "a:8083", 4, "1.0"))
 (b'status-connector-o', b'{"state":"PAUSED","trace":null,"worker_id":"a:8083","generation":4,"version":"1.0"}')
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from penstock.shared.common.errors import SerializationError
 from penstock.shared.common.json_decoding import decode_json
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State
+from penstock.shared.connect.runtime.status_listener import Id
 from penstock.shared.connect.storage.config_records import parse_task
 
 CONNECTOR = "status-connector-"
@@ -29,22 +29,10 @@ TOPIC_SEPARATOR = ":connector-"
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectorStatus:
-    """The state of a connector on a worker in a generation of the group. `trace` is the error of a failure."""
+class Status:
+    """The state of a connector or task on a worker in a generation of the group. `trace` is the error of a failure."""
 
-    connector: str
-    state: State
-    worker_id: str
-    generation: int
-    version: str | None = None
-    trace: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TaskStatus:
-    """The state of a task on a worker in a generation of the group. `trace` is the error of a failure."""
-
-    task: ConnectorTaskId
+    id: Id
     state: State
     worker_id: str
     generation: int
@@ -66,14 +54,14 @@ class TopicStatus:
 class Forgotten:
     """A tombstone of a status: of a connector, a task, or a connector's topic."""
 
-    what: str | ConnectorTaskId | tuple[str, str]
+    what: Id | tuple[str, str]
     """The connector, the task, or (topic, connector)."""
 
 
-StatusRecord = ConnectorStatus | TaskStatus | TopicStatus | Forgotten
+StatusRecord = Status | TopicStatus | Forgotten
 
 
-def _key(what: str | ConnectorTaskId | tuple[str, str]) -> bytes:
+def _key(what: Id | tuple[str, str]) -> bytes:
     """Return the key of the status of a connector, a task, or a (topic, connector)."""
     match what:
         case (topic, connector):
@@ -84,12 +72,17 @@ def _key(what: str | ConnectorTaskId | tuple[str, str]) -> bytes:
 
 
 def encode(record: StatusRecord) -> tuple[bytes, bytes | None]:
-    """Return the key and value of a record of the status topic. The status DESTROYED becomes a tombstone."""
+    """Return the key and value of a record of the status topic."""
     match record:
-        case ConnectorStatus(connector):
-            return _key(connector), _encode_status(record)
-        case TaskStatus(task):
-            return _key(task), _encode_status(record)
+        case Status(id):
+            status = {
+                "state": record.state,
+                "trace": record.trace,
+                "worker_id": record.worker_id,
+                "generation": record.generation,
+                "version": record.version,
+            }
+            return _key(id), msgspec.json.encode(status)
         case TopicStatus(topic, connector, number, discovered_ms):
             fields = {"name": topic, "connector": connector, "task": number, "discoverTimestamp": discovered_ms}
             return _key((topic, connector)), msgspec.json.encode({"topic": fields})
@@ -114,42 +107,23 @@ def decode(key: bytes | None, value: bytes | None) -> StatusRecord | None:
             return TopicStatus(
                 str(fields["name"]), str(fields["connector"]), int(fields["task"]), int(fields["discoverTimestamp"])
             )
+        id: Id
         if name.startswith(TASK):
-            task = parse_task(name[len(TASK) :])
-            return Forgotten(task) if value is None else TaskStatus(task, **_decode_common_status_fields(value))
-        if name.startswith(CONNECTOR) and len(name) > len(CONNECTOR):
-            connector = name[len(CONNECTOR) :]
-            return (
-                Forgotten(connector)
-                if value is None
-                else ConnectorStatus(connector, **_decode_common_status_fields(value))
-            )
+            id = parse_task(name[len(TASK) :])
+        elif name.startswith(CONNECTOR) and len(name) > len(CONNECTOR):
+            id = name[len(CONNECTOR) :]
+        else:
+            return None
+        if value is None:
+            return Forgotten(id)
+        fields = decode_json(value)
+        return Status(
+            id,
+            State(fields["state"]),
+            str(fields["worker_id"]),
+            int(fields["generation"]),
+            fields.get("version"),
+            fields.get("trace"),
+        )
     except (ValueError, KeyError, TypeError) as e:
         raise SerializationError(f"{name}: {type(e).__name__}: {e}") from None
-    return None
-
-
-def _encode_status(status: ConnectorStatus | TaskStatus) -> bytes | None:
-    if status.state is State.DESTROYED:
-        return None
-    return msgspec.json.encode(
-        {
-            "state": status.state,
-            "trace": status.trace,
-            "worker_id": status.worker_id,
-            "generation": status.generation,
-            "version": status.version,
-        }
-    )
-
-
-def _decode_common_status_fields(value: bytes) -> dict[str, Any]:
-    """Return the fields that the statuses of connectors and tasks have in common, by name."""
-    fields = decode_json(value)
-    return {
-        "state": State(fields["state"]),
-        "worker_id": str(fields["worker_id"]),
-        "generation": int(fields["generation"]),
-        "version": fields.get("version"),
-        "trace": fields.get("trace"),
-    }

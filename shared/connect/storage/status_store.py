@@ -17,15 +17,7 @@ from penstock.shared.common.records import ConsumerRecord
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.storage.kafka_based_log import KafkaBasedLog, LogTopic
 from penstock.shared.connect.storage.status_cache import StatusCache
-from penstock.shared.connect.storage.status_records import (
-    ConnectorStatus,
-    Forgotten,
-    StatusRecord,
-    TaskStatus,
-    TopicStatus,
-    decode,
-    encode,
-)
+from penstock.shared.connect.storage.status_records import Status, StatusRecord, decode, encode
 
 log = get_logger(__name__)
 
@@ -57,14 +49,13 @@ class StatusStore:
         """Read all records that other workers have written up to now. A store in memory has none. Raises KafkaTimeout
         after `READ_TO_END_MS`."""
 
-    def put(self, status: StatusRecord) -> None:
-        """Report a status, whatever the current one is."""
-        self.cache.apply(status)
-
-    def put_safe(self, status: ConnectorStatus | TaskStatus) -> None:
-        """Report a status, unless another worker has reported one in a later generation."""
-        if self.cache.may_write(status):
+    def put(self, status: StatusRecord, *, safe: bool = False) -> None:
+        """Report a status. If `safe`, do so only if no other worker has reported one in a later generation."""
+        if self._may_write(status, safe=safe):
             self.cache.apply(status)
+
+    def _may_write(self, status: StatusRecord, *, safe: bool) -> bool:
+        return not safe or not isinstance(status, Status) or self.cache.may_write(status)
 
 
 class KafkaStatusStore(StatusStore):
@@ -96,13 +87,7 @@ class KafkaStatusStore(StatusStore):
     async def refresh(self) -> None:
         await self._log.read_to_end()
 
-    def put(self, status: StatusRecord) -> None:
-        self._queue_status(status, safe=False)
-
-    def put_safe(self, status: ConnectorStatus | TaskStatus) -> None:
-        self._queue_status(status, safe=True)
-
-    def _queue_status(self, status: StatusRecord, *, safe: bool) -> None:
+    def put(self, status: StatusRecord, *, safe: bool = False) -> None:
         try:
             key, _ = encode(status)
         except ValueError as e:
@@ -129,7 +114,7 @@ class KafkaStatusStore(StatusStore):
 
     async def _write_status(self, status: StatusRecord, safe: bool) -> None:
         # Another worker's status may have been read since the report.
-        if not safe or isinstance(status, TopicStatus | Forgotten) or self.cache.may_write(status):
+        if self._may_write(status, safe=safe):
             await self._log.send(*encode(status))
             # Applied at once, so that a worker sees its own reports before it has read them back. The topic may hold
             # something newer of another worker, which is then read next.

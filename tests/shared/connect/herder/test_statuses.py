@@ -19,7 +19,7 @@ from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State
 from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
 from penstock.shared.connect.storage.config_records import RestartRequest
 from penstock.shared.connect.storage.status_cache import StatusCache
-from penstock.shared.connect.storage.status_records import ConnectorStatus, TaskStatus, TopicStatus
+from penstock.shared.connect.storage.status_records import Status, TopicStatus
 from penstock.shared.connect.storage.status_store import StatusStore
 from penstock.shared.testing.manual_clock import ManualClock
 
@@ -29,10 +29,11 @@ SRC_TASK = ConnectorTaskId("src", 0)
 CONFIG = {"connector.class": "FileStreamSource", "name": "src"}
 SNAPSHOT = ConfigSnapshot(configs={"src": CONFIG}, task_counts={"src": 1}, task_configs={SRC_TASK: {"file": "x"}})
 
-TASKS = [
-    TaskStatus(ConnectorTaskId("c", n), state, "w", 1)
-    for n, state in enumerate((State.RUNNING, State.FAILED, State.PAUSED))
-]
+STATES = (State.RUNNING, State.FAILED, State.PAUSED)
+TASKS = {
+    task: Status(task, state, "w", 1)
+    for task, state in zip((ConnectorTaskId("c", n) for n in range(3)), STATES, strict=True)
+}
 
 
 def reporter(store: StatusStore, *, generation: int = 3, tracks_topics: bool = True) -> StatusReporter:
@@ -54,9 +55,9 @@ def test_states_carry_worker_and_generation() -> None:
         (Event.SHUTDOWN, State.UNASSIGNED),
     ):
         reports.on_event("c", event)
-        assert store.cache.connector("c") == ConnectorStatus("c", state, "me", 3, "1.0")
+        assert store.cache.get("c") == Status("c", state, "me", 3, "1.0")
     reports.on_event(TASK, Event.FAILURE, "why")
-    assert store.cache.task(TASK) == TaskStatus(TASK, State.FAILED, "me", 3, "1.0", "why")
+    assert store.cache.get(TASK) == Status(TASK, State.FAILED, "me", 3, "1.0", "why")
 
 
 def test_a_long_trace_is_cut() -> None:
@@ -70,7 +71,7 @@ def test_a_long_trace_is_cut() -> None:
         trace = trace_of(e)
     store = StatusStore()
     reporter(store).on_event(TASK, Event.FAILURE, trace)
-    status = store.cache.task(TASK)
+    status = store.cache.get(TASK)
     assert status is not None
     assert status.trace is not None
     assert (status.state, len(status.trace)) == (State.FAILED, TRACE_LENGTH_MAX)
@@ -81,10 +82,10 @@ def test_a_long_trace_is_cut() -> None:
 def test_a_late_end_does_not_overwrite_the_next_owner() -> None:
     """UNASSIGNED and FAILED of a former owner do not overwrite RUNNING of a later generation."""
     store = StatusStore()
-    store.put(TaskStatus(TASK, State.RUNNING, "other", 4))
+    store.put(Status(TASK, State.RUNNING, "other", 4))
     reporter(store).on_event(TASK, Event.SHUTDOWN)
     reporter(store).on_event(TASK, Event.FAILURE, "why")
-    assert store.cache.task(TASK) == TaskStatus(TASK, State.RUNNING, "other", 4)
+    assert store.cache.get(TASK) == Status(TASK, State.RUNNING, "other", 4)
 
 
 def test_topics_are_recorded_once() -> None:
@@ -112,7 +113,7 @@ def test_a_forgotten_connector_leaves_nothing() -> None:
     reports.on_event(TASK, Event.STARTUP)
     reports.on_topic_used(TASK, "t")
     reports.forget_connector("c")
-    assert (store.cache.connectors(), store.cache.tasks("c"), store.cache.topics("c")) == ([], [], [])
+    assert (store.cache.connectors(), store.cache.tasks("c"), store.cache.topics("c")) == ([], {}, [])
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +124,8 @@ def plugins() -> Plugins:
 @pytest.fixture
 def statuses() -> StatusCache:
     cache = StatusCache()
-    cache.apply(ConnectorStatus("src", State.RUNNING, "w:1", 1, "4.1.1"))
-    cache.apply(TaskStatus(SRC_TASK, State.FAILED, "w:2", 1, None, "Traceback"))
+    cache.apply(Status("src", State.RUNNING, "w:1", 1, "4.1.1"))
+    cache.apply(Status(SRC_TASK, State.FAILED, "w:2", 1, None, "Traceback"))
     cache.apply(TopicStatus("lines", "src", 0, 1))
     return cache
 
@@ -191,5 +192,5 @@ def test_unknown_connectors_and_tasks_are_not_found(plugins: Plugins, statuses: 
 def test_restart_plans(only_failed: bool, include_tasks: bool, state: State, connector: bool, tasks: list[int]) -> None:
     """Tasks are restarted only with `includeTasks`, and with `onlyFailed` only failed instances."""
     request = RestartRequest("c", only_failed, include_tasks)
-    plan = plan_restart(request, ConnectorStatus("c", state, "w", 1), TASKS)
+    plan = plan_restart(request, Status("c", state, "w", 1), TASKS)
     assert (plan.connector, [task.task for task in plan.tasks]) == (connector, tasks)

@@ -17,10 +17,9 @@ from penstock.shared.connect.storage import status_store
 from penstock.shared.connect.storage.kafka_based_log import KafkaBasedLog, LogTopic
 from penstock.shared.connect.storage.status_cache import StatusCache
 from penstock.shared.connect.storage.status_records import (
-    ConnectorStatus,
     Forgotten,
+    Status,
     StatusRecord,
-    TaskStatus,
     TopicStatus,
     decode,
     encode,
@@ -46,8 +45,8 @@ def test_recorded_statuses_are_read_and_written_alike() -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        ConnectorStatus("a-b", State.FAILED, "w", 3, None, "Traceback"),
-        TaskStatus(ConnectorTaskId("a-b", 2), State.RUNNING, "w", 3, "1.0"),
+        Status("a-b", State.FAILED, "w", 3, None, "Traceback"),
+        Status(ConnectorTaskId("a-b", 2), State.RUNNING, "w", 3, "1.0"),
         TopicStatus("t:x", "c", 0, 17),
         Forgotten("a"),
         Forgotten(ConnectorTaskId("a", 1)),
@@ -59,17 +58,12 @@ def test_statuses_round_trip(record: StatusRecord) -> None:
     assert decode(*encode(record)) == record
 
 
-def test_destroyed_is_a_tombstone() -> None:
-    """A DESTROYED status is written as a tombstone."""
-    assert encode(ConnectorStatus("a", State.DESTROYED, "w", 1)) == (b"status-connector-a", None)
-
-
 def test_a_trace_that_is_not_unicode_is_written_with_escapes() -> None:
     """A lone surrogate in an error's text, as Python makes of an invalid byte, is escaped in the trace."""
     line = b"caf\xe9".decode(errors="surrogateescape")
-    written = TaskStatus(TASK, State.FAILED, "w", 1, trace=trace_of(ValueError(line)))
+    written = Status(TASK, State.FAILED, "w", 1, trace=trace_of(ValueError(line)))
     status = decode(*encode(written))
-    assert isinstance(status, TaskStatus)
+    assert isinstance(status, Status)
     assert (status.state, status.trace) == (State.FAILED, r"ValueError: caf\udce9")
 
 
@@ -80,8 +74,8 @@ async def test_a_status_that_cannot_be_written_delays_no_other() -> None:
         async with Admin(kafka) as admin, Producer(kafka) as producer:
             store = KafkaStatusStore(kafka, admin, producer, LogTopic("statuses", 1))
             await store.start()
-            store.put(ConnectorStatus("a", State.RUNNING, "w", 1, version="\udcff"))
-            store.put(ConnectorStatus("b", State.RUNNING, "w", 1))
+            store.put(Status("a", State.RUNNING, "w", 1, version="\udcff"))
+            store.put(Status("b", State.RUNNING, "w", 1))
             await store.flush()
             assert store.cache.connectors() == ["b"]
             await store.stop()
@@ -107,16 +101,16 @@ async def test_a_status_is_written_once_kafka_takes_it_again(monkeypatch: pytest
         async with Admin(kafka) as admin, Producer(kafka) as producer:
             store = KafkaStatusStore(kafka, admin, producer, LogTopic("statuses", 1))
             await store.start()
-            store.put(ConnectorStatus("a", State.RUNNING, "w", 1))
+            store.put(Status("a", State.RUNNING, "w", 1))
             await asyncio.sleep(0)
-            store.put(ConnectorStatus("b", State.RUNNING, "w", 1))
-            store.put(ConnectorStatus("a", State.FAILED, "w", 1))
+            store.put(Status("b", State.RUNNING, "w", 1))
+            store.put(Status("a", State.FAILED, "w", 1))
             await store.flush()
             await store.stop()
         assert sent == [b"status-connector-a", b"status-connector-b", b"status-connector-a", b"status-connector-a"]
         # The two are sent at the same time, in any order.
         written = sorted((decode(record.key, record.value) for record in cluster.records("statuses")), key=repr)
-        assert written == [ConnectorStatus("a", State.FAILED, "w", 1), ConnectorStatus("b", State.RUNNING, "w", 1)]
+        assert written == [Status("a", State.FAILED, "w", 1), Status("b", State.RUNNING, "w", 1)]
 
 
 def test_malformed_statuses_are_errors() -> None:
@@ -138,36 +132,35 @@ def test_the_newest_counts() -> None:
     """The latest status of each connector, task and topic is kept."""
     cache = StatusCache()
     for record in (
-        ConnectorStatus("c", State.RUNNING, "w", 1),
-        ConnectorStatus("c", State.PAUSED, "w", 1),
-        TaskStatus(TASK, State.RUNNING, "w", 1),
-        TaskStatus(ConnectorTaskId("c", 0), State.FAILED, "v", 1, trace="why"),
+        Status("c", State.RUNNING, "w", 1),
+        Status("c", State.PAUSED, "w", 1),
+        Status(TASK, State.RUNNING, "w", 1),
+        Status(ConnectorTaskId("c", 0), State.FAILED, "v", 1, trace="why"),
         TopicStatus("t", "c", 0, 5),
     ):
         cache.apply(record)
-    status = cache.connector("c")
+    status = cache.get("c")
     assert status is not None
     assert status.state is State.PAUSED
-    assert [t.task.task for t in cache.tasks("c")] == [0, 1]
+    assert [task.task for task in cache.tasks("c")] == [0, 1]
     assert [t.topic for t in cache.topics("c")] == ["t"]
     assert cache.connectors() == ["c"]
 
 
 def test_tombstones_delete_statuses() -> None:
-    """A tombstone or DESTROYED deletes a status; for an unknown one it does nothing."""
+    """A tombstone deletes a status; for an unknown one it does nothing."""
     cache = StatusCache()
-    cache.apply(TaskStatus(TASK, State.RUNNING, "w", 1))
-    cache.apply(ConnectorStatus("c", State.RUNNING, "w", 1))
+    cache.apply(Status(TASK, State.RUNNING, "w", 1))
+    cache.apply(Status("c", State.RUNNING, "w", 1))
     cache.apply(TopicStatus("t", "c", 0, 5))
     for record in (
-        TaskStatus(TASK, State.DESTROYED, "w", 1),
         Forgotten("c"),
         Forgotten(("t", "c")),
         Forgotten(TASK),
         Forgotten("x"),
     ):
         cache.apply(record)
-    assert (cache.connector("c"), cache.task(TASK), cache.tasks("c"), cache.topics("c")) == (None, None, [], [])
+    assert (cache.get("c"), cache.get(TASK), cache.tasks("c"), cache.topics("c")) == (None, None, {}, [])
 
 
 @pytest.mark.parametrize(
@@ -176,6 +169,6 @@ def test_tombstones_delete_statuses() -> None:
 def test_a_safe_status_never_overwrites_a_later_owner(worker: str, generation: int, may: bool) -> None:
     """A status may overwrite the worker's own or one of no later generation."""
     cache = StatusCache()
-    cache.apply(TaskStatus(TASK, State.RUNNING, worker, generation))
-    assert cache.may_write(TaskStatus(TASK, State.UNASSIGNED, "me", 2)) is may
-    assert cache.may_write(ConnectorStatus("c", State.UNASSIGNED, "me", 2))
+    cache.apply(Status(TASK, State.RUNNING, worker, generation))
+    assert cache.may_write(Status(TASK, State.UNASSIGNED, "me", 2)) is may
+    assert cache.may_write(Status("c", State.UNASSIGNED, "me", 2))
