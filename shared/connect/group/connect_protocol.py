@@ -31,6 +31,7 @@ from dataclasses import dataclass
 
 from penstock.shared.clients.protocol.primitive_types import PrimitiveReader, encode_bytes, encode_string
 from penstock.shared.connect.runtime.states import ConnectorTaskId
+from penstock.shared.connect.runtime.status_listener import Id
 
 PROTOCOL_TYPE = "connect"
 EAGER = 0
@@ -61,6 +62,9 @@ class ConnectorsAndTasks:
 
     def __repr__(self) -> str:
         return f"ConnectorsAndTasks({', '.join([*sorted(self.connectors), *map(str, sorted(self.tasks))])})"
+
+    def __contains__(self, id: Id) -> bool:
+        return id in self.connectors or id in self.tasks
 
     def __or__(self, other: ConnectorsAndTasks) -> ConnectorsAndTasks:
         return ConnectorsAndTasks(self.connectors | other.connectors, self.tasks | other.tasks)

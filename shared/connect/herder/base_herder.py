@@ -1,7 +1,7 @@
-"""The common base of both herders: reads, validation, and calls of plugins.
+"""The common base of both herders: reads, validation, changes, restarts, and calls of plugins.
 
 Reads of configs and statuses return what this worker has read. No read waits for a rebalance or needs the leader. Each
-herder creates, replaces and deletes connectors in its own way.
+herder stores changes, and runs commands in its loop, in its own way.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from penstock.shared.connect.runtime.config_validation import ConfigInfos, plugi
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins, connector_type, plugin_version
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
+from penstock.shared.connect.runtime.status_listener import Id, connector_of
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
 from penstock.shared.connect.storage.config_records import Config, RestartRequest
@@ -83,12 +84,18 @@ class BaseHerder(ABC):
     """Answers reads, validates configs, and alters offsets. `generation` is that of the group, 0 without a group."""
 
     generation = 0
-    _commands: CommandQueue
-    _runner: WorkRunner
     _retry_backoff = ExponentialBackoff(250, 60_000)
     _started = False
 
-    def __init__(self, worker: Worker, admin: Admin, stores: Stores, worker_id: str) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        admin: Admin,
+        stores: Stores,
+        worker_id: str,
+        *,
+        before_task: Callable[[ConnectorTaskId], Awaitable[bool]] | None = None,
+    ) -> None:
         self.worker = worker
         self.worker_id = worker_id
         self.plugins: Plugins = worker.plugins
@@ -106,6 +113,15 @@ class BaseHerder(ABC):
             generation=lambda: self.generation,
             version=self._connector_version,
             tracks_topics=worker.config["topic.tracking.enable"],
+        )
+        self._wakeup = asyncio.Event()
+        self._commands = CommandQueue(self._clock, self._wakeup.set)
+        self._runner = WorkRunner(
+            worker,
+            self._reporter,
+            self.snapshot,
+            on_reconfiguration=self._reconfigure_tasks,
+            before_task=before_task,
         )
 
     @property
@@ -272,7 +288,7 @@ class BaseHerder(ABC):
             value["errors"] = [mask(error, name) for error in value["errors"]]
         return infos
 
-    async def _check_config(self, config: Mapping[str, str]) -> None:
+    async def _check_config(self, name: str, config: Config) -> None:
         """Validate a connector's config. Raises BadRequest, in Kafka Connect's words, if a setting is invalid, and the
         errors of `validate`."""
         infos = await self._validate_connector_config(config)
@@ -281,7 +297,6 @@ class BaseHerder(ABC):
 
     # --- changes ---
 
-    @abstractmethod
     async def put_connector(
         self,
         name: str,
@@ -293,15 +308,46 @@ class BaseHerder(ABC):
     ) -> tuple[bool, Json]:
         """Create a connector, or replace its config. Returns whether it is new, and its form in REST.
 
-        `target` becomes the target state. None keeps the target state, which is STARTED for a new connector.
+        Returns before the connector has started. `target` becomes the target state. None keeps the target state, which
+        is STARTED for a new connector.
 
         Raises BadRequest if the config is invalid, and the other errors of `validate`. Raises AlreadyExists if the
         connector exists and `replace` is False, and StaleConfig if `instead_of` is given and is not the current config.
+        In a group, also raises RebalanceNeeded, and NotHere if this worker is not the leader.
         """
+        await self._check_config(name, self._with_stored_secrets(name, config))
+
+        async def put_connector_config() -> tuple[bool, Json]:
+            exists = self._check_config_precondition(name, replace=replace, instead_of=instead_of)
+            await self._store_connector(name, self._with_stored_secrets(name, config), target)
+            return not exists, self.connector_info(name)
+
+        return await self._run_as_leader(put_connector_config)
 
     @abstractmethod
+    async def _store_connector(self, name: str, config: Config, target: TargetState | None) -> None:
+        """Store a connector's config, and start or restart the connector."""
+
+    async def delete_connector(self, name: str) -> None:
+        """Delete a connector. Raises ConnectorNotFound."""
+
+        async def delete_connector_config() -> None:
+            self.connector_config(name)
+            await self._remove_connector(name)
+
+        await self._run_as_leader(delete_connector_config)
+
+    @abstractmethod
+    async def _remove_connector(self, name: str) -> None:
+        """Remove a connector's config, and stop the connector."""
+
+    async def _execute_command(self, run: Callable[[], Awaitable[T]]) -> T:
+        """Run a command in the herder's loop and return its result."""
+        return await self._commands.execute(run)
+
     async def _run_as_leader(self, run: Callable[[], Awaitable[T]]) -> T:
         """Run a command in the herder's loop. In a group, only the leader runs it; others raise NotHere."""
+        return await self._execute_command(run)
 
     async def patch_connector(self, name: str, patch: Mapping[str, str | None]) -> Json:
         """Change some settings of a connector; None removes one.
@@ -335,6 +381,60 @@ class BaseHerder(ABC):
 
     # --- restarts ---
 
+    async def restart_connector(self, name: str) -> None:
+        """Restart a connector without its tasks, on the worker that runs it. Raises NotHere on any other worker.
+
+        Raises ConnectorNotFound if the connector is unknown, and ConnectError if it fails to start.
+        """
+
+        async def restart_here() -> asyncio.Task[State | None]:
+            self._require_here(name)
+            return self._runner.beside(self._runner.restart_connector(name))
+
+        await self._await_connector_restart(name, await self._execute_command(restart_here))
+
+    async def restart_task(self, task: ConnectorTaskId) -> None:
+        """Restart a task, on the worker that runs it. Raises NotHere on any other worker.
+
+        Raises ConnectorNotFound if the connector or the task is unknown. Without exactly-once, raises ConnectError if
+        the task cannot be created.
+        """
+
+        async def restart_here() -> None:
+            self._require_here(task)
+            if not await self._runner.restart_tasks([task]):
+                raise ConnectError(f"Failed to start task: {task}")
+
+        await self._execute_command(restart_here)
+
+    async def restart(self, request: RestartRequest) -> Json:
+        """Restart what the request selects of a connector and its tasks, on all workers.
+
+        Returns the connector's status, in which the selected ones are RESTARTING. Raises ConnectorNotFound if the
+        connector is unknown or has no status yet.
+        """
+
+        async def begin_restart() -> Json:
+            name = request.connector
+            self._require_connector(name, ": ")
+            plan = self._plan_restart(request)
+            shown = views.connector_status(self.snapshot(), self._stores.statuses.cache, self.plugins, name, plan)
+            await self._begin_restart(request, plan)
+            return shown
+
+        return await self._run_as_leader(begin_restart)
+
+    @abstractmethod
+    async def _begin_restart(self, request: RestartRequest, plan: RestartPlan) -> None:
+        """Begin a request's restarts, which are those of the plan."""
+
+    def _require_here(self, id: Id) -> None:
+        """Raise ConnectorNotFound if the connector or task is unknown. In a group, raise NotHere if another worker runs
+        it."""
+        self._require_connector(connector_of(id), ": ")
+        if isinstance(id, ConnectorTaskId) and id not in self.snapshot().tasks(id.connector):
+            raise ConnectorNotFound(f"Unknown task: {id}")
+
     async def _await_connector_restart(self, name: str, restarting: asyncio.Task[State | None]) -> None:
         """Wait for a connector's restart. Raises ConnectError if the connector fails to start. Raises RequestTimedOut
         after REQUEST_TIMEOUT_MS; the restart then continues."""
@@ -352,10 +452,6 @@ class BaseHerder(ABC):
         if status is None:
             raise ConnectorNotFound(f"Status for connector {request.connector} not found")
         return plan_restart(request, status, cache.tasks(request.connector))
-
-    async def _restart_task(self, task: ConnectorTaskId) -> None:
-        if not await self._runner.restart_tasks([task]):
-            raise ConnectError(f"Failed to start task: {task}")
 
     # --- task configs ---
 
@@ -459,6 +555,7 @@ class BaseHerder(ABC):
     async def _fence_for_offsets(self, name: str) -> None:
         """Under exactly-once, fence the tasks of a source before its offsets are changed."""
 
-    @staticmethod
-    def _unknown_connector(name: str, separator: str = " ") -> ConnectorNotFound:
-        return ConnectorNotFound(f"Unknown connector{separator}{name}")
+    def _require_connector(self, name: str, separator: str = " ") -> None:
+        """Raise ConnectorNotFound, in Kafka Connect's words, if a connector is unknown."""
+        if name not in self.snapshot().configs:
+            raise ConnectorNotFound(f"Unknown connector{separator}{name}")

@@ -37,17 +37,16 @@ from penstock.shared.connect.group.worker_coordinator import WorkerCoordinator
 from penstock.shared.connect.group.worker_member import WorkerMember
 from penstock.shared.connect.herder import views
 from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
-from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, CommandQueue, request_timeout
+from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, request_timeout
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.herder.errors import Forbidden, NotHere, RebalanceNeeded, RequestTimedOut
 from penstock.shared.connect.herder.leader_client import LeaderClient
-from penstock.shared.connect.herder.restart_plan import merge_restart_requests
+from penstock.shared.connect.herder.restart_plan import RestartPlan, merge_restart_requests
 from penstock.shared.connect.herder.session_keys import expires_in_ms, new_key, verify
-from penstock.shared.connect.herder.views import Json
-from penstock.shared.connect.herder.work_runner import WorkRunner
 from penstock.shared.connect.runtime.client_settings import GROUP_ID_OVERRIDE, kafka_settings, sink_group_id
 from penstock.shared.connect.runtime.exactly_once_source_task import fence_producers, transactional_id
-from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.status_listener import Id
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.cluster_config_state import (
     ConfigChange,
@@ -84,26 +83,18 @@ class DistributedHerder(BaseHerder):
         url: str,
         worker_id: str,
     ) -> None:
-        super().__init__(worker, admin, stores, worker_id)
+        fencing = self._fence_before_source_task if config.exactly_once else None
+        super().__init__(worker, admin, stores, worker_id, before_task=fencing)
         self.url = url
         self._config = config
-        self._commands = CommandQueue(self._clock, self.wake)
         self._pending = ConfigChanges()
         self._leader_client = LeaderClient(
             token=config["rest.auth.token"].value,
             user=next(iter(config.rest_users), ""),
             signature_algorithm=config["inter.worker.signature.algorithm"],
         )
-        self._runner = WorkRunner(
-            worker,
-            self._reporter,
-            self.snapshot,
-            on_reconfiguration=self._reconfigure_tasks,
-            before_task=self._fence_before_source_task if config.exactly_once else None,
-        )
         self._fencing_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By connector."""
-        self._wakeup = asyncio.Event()
         self.member = WorkerMember(
             GroupConfig(
                 config["group.id"],
@@ -410,12 +401,6 @@ class DistributedHerder(BaseHerder):
             assignment = self.member.assignment
             raise NotHere("Only the leader can do this.", assignment.leader_url if assignment else None)
 
-    def _owner_url(self, owned: Callable[[str], bool]) -> str | None:
-        """Return, on the leader, the REST URL of the member for whose id `owned` returns True, or None."""
-        owners = self.member.owners or {}
-        urls = self.member.urls or {}
-        return next((urls.get(member) for member in owners if owned(member)), None)
-
     async def _run_as_leader(self, run: Callable[[], Awaitable[T]]) -> T:
         async def run_if_leader() -> T:
             # in the loop, since a rebalance may have changed the leader while the request waited
@@ -458,38 +443,8 @@ class DistributedHerder(BaseHerder):
 
     # --- connectors ---
 
-    async def put_connector(
-        self,
-        name: str,
-        config: Config,
-        target: TargetState | None = None,
-        *,
-        replace: bool,
-        instead_of: Config | None = None,
-    ) -> tuple[bool, Json]:
-        """Create a connector, or replace its config. Returns whether it is new, and its form in REST.
-
-        If the config is unchanged and `target` is None, only the connector is restarted. Raises the errors of
-        `BaseHerder.put_connector`, RebalanceNeeded, and NotHere if this worker is not the leader.
-        """
-        await self._check_config(self._with_stored_secrets(name, config))
-        self._check_group(name, config)
-
-        async def put_connector_config() -> tuple[bool, Json]:
-            exists = self._check_config_precondition(name, replace=replace, instead_of=instead_of)
-            whole = self._with_stored_secrets(name, config)
-            if target is None and whole == self.snapshot().configs.get(name):
-                # As in Kafka Connect, only the connector restarts. After a new record, its tasks would be committed
-                # again and, under exactly-once, all restart.
-                request = RestartRequest(name, only_failed=False, include_tasks=False)
-                await self._stores.configs.put_restart(request)
-            else:
-                await self._stores.configs.put_connector(name, whole, target)
-            return not exists, self.connector_info(name)
-
-        return await self._run_as_leader(put_connector_config)
-
-    def _check_group(self, name: str, config: Config) -> None:
+    async def _check_config(self, name: str, config: Config) -> None:
+        await super()._check_config(name, config)
         if views.kind_of_connector(self.plugins, config) != "sink":
             return
         group = sink_group_id(name, self._resolved_part(config, GROUP_ID_OVERRIDE))
@@ -498,14 +453,16 @@ class DistributedHerder(BaseHerder):
                 f"Consumer group for sink connector named {name} conflicts with Connect worker group {group}"
             )
 
-    async def delete_connector(self, name: str) -> None:
-        """Delete a connector. Raises ConnectorNotFound."""
+    async def _store_connector(self, name: str, config: Config, target: TargetState | None) -> None:
+        if target is None and config == self.snapshot().configs.get(name):
+            # As in Kafka Connect, only the connector restarts. After a new record, its tasks would be committed again
+            # and, under exactly-once, all restart.
+            await self._stores.configs.put_restart(RestartRequest(name, only_failed=False, include_tasks=False))
+        else:
+            await self._stores.configs.put_connector(name, config, target)
 
-        async def delete_connector_config() -> None:
-            self.connector_config(name)
-            await self._stores.configs.remove_connector(name)
-
-        await self._run_as_leader(delete_connector_config)
+    async def _remove_connector(self, name: str) -> None:
+        await self._stores.configs.remove_connector(name)
 
     async def set_target_state(self, name: str, target: TargetState) -> None:
         """Start, pause or stop a connector. Raises ConnectorNotFound.
@@ -514,8 +471,7 @@ class DistributedHerder(BaseHerder):
         """
 
         async def put_target_state() -> None:
-            if name not in self.snapshot().configs:
-                raise self._unknown_connector(name)
+            self._require_connector(name)
             # The tasks first, as in Kafka Connect (stopConnector): if the second write fails, a running connector
             # without tasks is better than a stopped one with tasks.
             if target is TargetState.STOPPED:
@@ -530,69 +486,24 @@ class DistributedHerder(BaseHerder):
 
     # --- restarts ---
 
-    async def restart_connector(self, name: str) -> None:
-        """Restart a connector without its tasks, on the worker that runs it. Raises NotHere on any other worker.
-
-        Raises ConnectorNotFound if the connector is unknown, and ConnectError if it fails to start.
-        """
-
-        async def restart_assigned_connector() -> asyncio.Task[State | None]:
-            self._require_no_pending_rebalance()
-            if name not in self.snapshot().configs:
-                raise self._unknown_connector(name, ": ")
-            if name not in self._work_to_run().connectors:
-                self._reject_not_assigned(
-                    lambda m: name in (self.member.owners or {})[m].connectors, f"connector {name}"
-                )
-            return self._runner.beside(self._runner.restart_connector(name))
-
-        await self._await_connector_restart(name, await self._execute_command(restart_assigned_connector))
-
-    async def restart_task(self, task: ConnectorTaskId) -> None:
-        """Restart a task, on the worker that runs it. Raises NotHere on any other worker.
-
-        Raises ConnectorNotFound if the connector or the task is unknown. Without exactly-once, raises ConnectError if
-        the task cannot be created.
-        """
-
-        async def restart_assigned_task() -> None:
-            self._require_no_pending_rebalance()
-            snapshot = self.snapshot()
-            if task.connector not in snapshot.configs:
-                raise self._unknown_connector(task.connector, ": ")
-            if task not in snapshot.tasks(task.connector):
-                raise ConnectorNotFound(f"Unknown task: {task}")
-            if task not in self._work_to_run().tasks:
-                self._reject_not_assigned(lambda m: task in (self.member.owners or {})[m].tasks, f"task {task}")
-            await self._restart_task(task)
-
-        await self._execute_command(restart_assigned_task)
-
-    def _reject_not_assigned(self, owned: Callable[[str], bool], what: str) -> None:
+    def _require_here(self, id: Id) -> None:
+        self._require_no_pending_rebalance()
+        super()._require_here(id)
+        if id in self._work_to_run():
+            return
         # Only the leader has all assignments. On another worker this call raises NotHere with the leader's URL.
         self._require_group_leader()
-        raise NotHere(f"Cannot restart {what}: it is not assigned to this worker", self._owner_url(owned))
+        owner = next((member for member, work in (self.member.owners or {}).items() if id in work), "")
+        what = "task" if isinstance(id, ConnectorTaskId) else "connector"
+        raise NotHere(
+            f"Cannot restart {what} {id}: it is not assigned to this worker", (self.member.urls or {}).get(owner)
+        )
 
-    async def restart(self, request: RestartRequest) -> Json:
-        """Request all workers to restart what the request selects of a connector and its tasks.
-
-        Returns the connector's status, in which the selected ones are RESTARTING. Raises ConnectorNotFound if the
-        connector is unknown or has no status yet.
-        """
-
-        async def put_restart_request() -> Json:
-            name = request.connector
-            if name not in self.snapshot().configs:
-                raise self._unknown_connector(name, ": ")
-            plan = self._plan_restart(request)
-            shown = views.connector_status(self.snapshot(), self._stores.statuses.cache, self.plugins, name, plan)
-            # Announced before it happens, so that a later request does not get the old status.
-            self._reporter.announce_restart(plan.tasks, name if plan.connector else None)
-            await self._stores.statuses.flush()
-            await self._stores.configs.put_restart(request)
-            return shown
-
-        return await self._run_as_leader(put_restart_request)
+    async def _begin_restart(self, request: RestartRequest, plan: RestartPlan) -> None:
+        # Announced before it happens, so that a later request does not get the old status.
+        self._reporter.announce_restart(plan.tasks, request.connector if plan.connector else None)
+        await self._stores.statuses.flush()
+        await self._stores.configs.put_restart(request)
 
     async def _restart_assigned(self, request: RestartRequest) -> None:
         try:

@@ -6,20 +6,15 @@ As in a distributed worker, requests run in one loop. This worker runs all work,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from penstock.shared.clients.admin import Admin
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound
+from penstock.shared.connect.errors import BadRequest, ConnectError
 from penstock.shared.connect.group.connect_protocol import ConnectorsAndTasks
-from penstock.shared.connect.herder import views
-from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
-from penstock.shared.connect.herder.command_queue import CommandQueue
-from penstock.shared.connect.herder.views import Json
-from penstock.shared.connect.herder.work_runner import WorkRunner
+from penstock.shared.connect.herder.base_herder import BaseHerder
+from penstock.shared.connect.herder.restart_plan import RestartPlan
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
-from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.cluster_config_state import ConfigChange
 from penstock.shared.connect.storage.config_records import Config, RestartRequest
 
@@ -32,17 +27,6 @@ NO_INTERNAL = "A standalone worker takes no requests from other workers."
 
 class StandaloneHerder(BaseHerder):
     """The herder of one standalone worker."""
-
-    def __init__(self, worker: Worker, admin: Admin, stores: Stores, worker_id: str) -> None:
-        super().__init__(worker, admin, stores, worker_id)
-        self._wakeup = asyncio.Event()
-        self._commands = CommandQueue(self._clock, self._wakeup.set)
-        self._runner = WorkRunner(
-            worker,
-            self._reporter,
-            self.snapshot,
-            on_reconfiguration=self._reconfigure_tasks,
-        )
 
     def __repr__(self) -> str:
         return f"<StandaloneHerder {self._runner!r}, {self._commands!r}>"
@@ -76,32 +60,20 @@ class StandaloneHerder(BaseHerder):
 
     # --- connectors ---
 
-    async def put_connector(
-        self,
-        name: str,
-        config: Config,
-        target: TargetState | None = None,
-        *,
-        replace: bool,
-        instead_of: Config | None = None,
-    ) -> tuple[bool, Json]:
-        """Create a connector, or replace its config. Returns whether it is new, and its form in REST.
+    async def _store_connector(self, name: str, config: Config, target: TargetState | None) -> None:
+        exists = name in self.snapshot().configs
+        await self._stores.configs.put_connector(name, config, target)
+        # Beside the loop: a connector's start may take any time, and must not delay other requests.
+        if exists:
+            self._runner.beside(self._runner.restart_connector(name))
+        else:
+            self._runner.start_connector(name)
 
-        Returns before the connector has started. Raises the errors of `BaseHerder.put_connector`.
-        """
-        await self._check_config(self._with_stored_secrets(name, config))
-
-        async def put_connector_config() -> tuple[bool, Json]:
-            exists = self._check_config_precondition(name, replace=replace, instead_of=instead_of)
-            await self._stores.configs.put_connector(name, self._with_stored_secrets(name, config), target)
-            # Beside the loop: a connector's start may take any time, and must not delay other requests.
-            if exists:
-                self._runner.beside(self._runner.restart_connector(name))
-            else:
-                self._runner.start_connector(name)
-            return not exists, self.connector_info(name)
-
-        return await self._commands.execute(put_connector_config)
+    async def _remove_connector(self, name: str) -> None:
+        # Stopped first: a task must not report after its statuses are removed.
+        await self._runner.stop(ConnectorsAndTasks({name}, self._running_tasks_of_connector(name)))
+        await self._stores.configs.remove_connector(name)
+        self._reporter.forget_connector(name)
 
     async def started(self, name: str, timeout_ms: int) -> None:
         """Wait until the start of a new connector has ended, at most `timeout_ms`.
@@ -112,24 +84,11 @@ class StandaloneHerder(BaseHerder):
         if status is not None and status.state is State.FAILED:
             raise ConnectError(((status.trace or "").strip().splitlines() or ["it failed to start"])[-1])
 
-    async def delete_connector(self, name: str) -> None:
-        """Delete a connector. Raises ConnectorNotFound."""
-
-        async def delete_connector_config() -> None:
-            self.connector_config(name)
-            # Stopped first: a task must not report after its statuses are removed.
-            await self._runner.stop(ConnectorsAndTasks({name}, self._running_tasks_of_connector(name)))
-            await self._stores.configs.remove_connector(name)
-            self._reporter.forget_connector(name)
-
-        await self._commands.execute(delete_connector_config)
-
     async def set_target_state(self, name: str, target: TargetState) -> None:
         """Start, pause or stop a connector. Raises ConnectorNotFound."""
 
         async def put_target_state() -> None:
-            if name not in self.snapshot().configs:
-                raise self._unknown_connector(name)
+            self._require_connector(name)
             if target is TargetState.STOPPED:
                 await self._put_tasks(name, [])
             await self._stores.configs.put_target_state(name, target)
@@ -137,50 +96,10 @@ class StandaloneHerder(BaseHerder):
 
         await self._commands.execute(put_target_state)
 
-    # --- restarts ---
-
-    async def restart_connector(self, name: str) -> None:
-        """Restart a connector without its tasks. Raises ConnectorNotFound, and ConnectError if it fails to start."""
-
-        async def restart_known_connector() -> asyncio.Task[State | None]:
-            if name not in self.snapshot().configs:
-                raise self._unknown_connector(name, ": ")
-            return self._runner.beside(self._runner.restart_connector(name))
-
-        await self._await_connector_restart(name, await self._commands.execute(restart_known_connector))
-
-    async def restart_task(self, task: ConnectorTaskId) -> None:
-        """Restart a task. Raises ConnectorNotFound if the connector or the task is unknown, and ConnectError if the
-        task cannot be created."""
-
-        async def restart_known_task() -> None:
-            if task.connector not in self.snapshot().configs:
-                raise self._unknown_connector(task.connector, ": ")
-            if task not in self.snapshot().tasks(task.connector):
-                raise ConnectorNotFound(f"Unknown task: {task}")
-            await self._restart_task(task)
-
-        await self._commands.execute(restart_known_task)
-
-    async def restart(self, request: RestartRequest) -> Json:
-        """Restart what the request selects of a connector and its tasks.
-
-        Returns the connector's status, in which the selected ones are RESTARTING. Raises ConnectorNotFound if the
-        connector is unknown or has no status yet.
-        """
-
-        async def restart_connector_and_tasks() -> Json:
-            name = request.connector
-            if name not in self.snapshot().configs:
-                raise self._unknown_connector(name, ": ")
-            plan = self._plan_restart(request)
-            shown = views.connector_status(self.snapshot(), self._stores.statuses.cache, self.plugins, name, plan)
-            await self._runner.restart_tasks(plan.tasks, announced=True)
-            if plan.connector:
-                self._runner.beside(self._runner.restart_connector(name, announced=True))
-            return shown
-
-        return await self._commands.execute(restart_connector_and_tasks)
+    async def _begin_restart(self, request: RestartRequest, plan: RestartPlan) -> None:
+        await self._runner.restart_tasks(plan.tasks, announced=True)
+        if plan.connector:
+            self._runner.beside(self._runner.restart_connector(request.connector, announced=True))
 
     # --- offsets, loggers, requests between workers ---
 
@@ -202,9 +121,6 @@ class StandaloneHerder(BaseHerder):
         raise BadRequest(NO_INTERNAL)
 
     # --- task configs ---
-
-    async def _run_as_leader(self, run: Callable[[], Awaitable[T]]) -> T:
-        return await self._commands.execute(run)
 
     def _running_tasks_of_connector(self, name: str) -> list[ConnectorTaskId]:
         return [task for task in self._runner.running().tasks if task.connector == name]
