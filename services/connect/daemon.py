@@ -35,13 +35,12 @@ from penstock.shared.connect.herder.metrics import ConnectMetrics
 from penstock.shared.connect.herder.standalone import StandaloneHerder
 from penstock.shared.connect.isolation.isolating_worker import IsolatingWorker
 from penstock.shared.connect.runtime.create_request import INITIAL_STATES
-from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.task_factory import TaskFactory
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.runtime.worker_config import StandaloneConfig
 from penstock.shared.connect.storage.cluster_config_state import ConfigChange
-from penstock.shared.connect.storage.config_store import ConfigStore, KafkaConfigStore, MemoryConfigStore
+from penstock.shared.connect.storage.config_store import ConfigStore, KafkaConfigStore
 from penstock.shared.connect.storage.offset_store import FileOffsetStore, KafkaOffsetStore
 from penstock.shared.connect.storage.status_store import KafkaStatusStore, StatusStore
 
@@ -203,16 +202,16 @@ class ConnectDaemon:
         # As in Kafka Connect: a standalone worker keeps only source offsets. Its connectors come with the command line.
         if isinstance(config, StandaloneConfig):
             file = FileOffsetStore(Path(config["offset.storage.file.filename"]))
-            return Stores(MemoryConfigStore(self._on_change), StatusStore(), file)
+            return Stores(ConfigStore(self._on_change), StatusStore(), file)
         clients = (kafka, self._admin, self._producer)
-        configs: ConfigStore = KafkaConfigStore(
+        configs = KafkaConfigStore(
             *clients,
             config.topic("config"),
             self._on_change,
             transactional_id=config.leader_transactional_id if config.transactional_leader else None,
         )
-        offsets: OffsetBackingStore = KafkaOffsetStore(*clients, config.topic("offset"))
-        return Stores(configs, KafkaStatusStore(*clients, config.topic("status")), offsets)
+        statuses = KafkaStatusStore(*clients, config.topic("status"))
+        return Stores(configs, statuses, KafkaOffsetStore(*clients, config.topic("offset")))
 
     def _on_change(self, change: ConfigChange) -> None:
         if self.herder is not None:

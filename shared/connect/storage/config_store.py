@@ -1,7 +1,7 @@
 """The store of a Connect cluster's configs.
 
-`ConfigStore` decides which records a change consists of, and their order. A subclass writes them to the config topic,
-or to the memory of this process. The call for a change returns when its records have been read back.
+`ConfigStore` decides which records a change consists of, and their order, and applies them in memory. Its subclass
+writes them to the config topic. There the call for a change returns when its records have been read back.
 
 With `transactional_id`, a transactional producer writes the leader's changes, so that a former leader is fenced.
 `claim` takes over the id. Then a write of the former leader raises ProducerFenced. An error of a leader's write ends
@@ -43,7 +43,7 @@ OnChange = Callable[[ConfigChange], None]
 
 
 class ConfigStore:
-    """Writes the records of each change, and applies every record that it reads back, also those of other workers.
+    """Stores the configs in the memory of one process. It is the base class of the store in Kafka.
 
     After the start, `on_change` is called with each ConfigChange that a record makes.
     """
@@ -125,7 +125,8 @@ class ConfigStore:
 
     async def _write_config_records(self, records: Sequence[ConfigRecord], privileged: bool = False) -> None:
         """Write the records in order, and read them back. Only the leader may make `privileged` writes."""
-        raise AssertionError("a subclass writes")
+        for record in records:
+            self._apply_config_record(record, max(self._state.snapshot().offset, 0))
 
     def _apply_config_record(self, record: ConfigRecord, offset: int) -> None:
         change = self._state.apply(record, offset)
@@ -134,16 +135,8 @@ class ConfigStore:
             self._on_change(change)
 
 
-class MemoryConfigStore(ConfigStore):
-    """Stores the configs in memory. They are lost when the process ends."""
-
-    async def _write_config_records(self, records: Sequence[ConfigRecord], privileged: bool = False) -> None:
-        for record in records:
-            self._apply_config_record(record, max(self._state.snapshot().offset, 0))
-
-
 class KafkaConfigStore(ConfigStore):
-    """Stores the configs in the config topic."""
+    """Stores the configs in the config topic. Applies every record that it reads, also those of other workers."""
 
     def __init__(
         self,

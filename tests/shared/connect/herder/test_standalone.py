@@ -27,7 +27,7 @@ from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.runtime.worker_config import StandaloneConfig
 from penstock.shared.connect.runtime.worker_task import TaskSpec, WorkerTask
 from penstock.shared.connect.storage.config_records import RestartRequest
-from penstock.shared.connect.storage.config_store import MemoryConfigStore
+from penstock.shared.connect.storage.config_store import ConfigStore
 from penstock.shared.connect.storage.offset_store import MemoryOffsetStore
 from penstock.shared.connect.storage.status_store import StatusStore
 from penstock.shared.connect.task import SourceTask
@@ -119,7 +119,7 @@ async def running_herder(**more: str) -> AsyncIterator[tuple[StandaloneHerder, l
         made.append(f"{spec.id}:{spec.task_config['word']}")
         return NoOpWorkerTask(spec, listener)
 
-    stores = Stores(MemoryConfigStore(lambda _: None), StatusStore(), MemoryOffsetStore())
+    stores = Stores(ConfigStore(lambda _: None), StatusStore(), MemoryOffsetStore())
     worker = Worker(config, Plugins([("Divided", MultiTaskSource)]), stores.offsets, make)
     herder = StandaloneHerder(worker, Admin(KafkaSettings()), stores, "me:8083")
     await herder.startup()

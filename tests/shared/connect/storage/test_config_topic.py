@@ -35,7 +35,7 @@ from penstock.shared.connect.storage.config_records import (
     encode,
     parse_task,
 )
-from penstock.shared.connect.storage.config_store import MemoryConfigStore
+from penstock.shared.connect.storage.config_store import ConfigStore
 from tests.shared.connect.recordings import recorded_records
 
 
@@ -293,9 +293,9 @@ def test_tasks_are_always_whole(records: list[TaskRecord | TaskCommitRecord]) ->
         assert all(t in snapshot.task_configs for t in tasks)
 
 
-async def started() -> tuple[MemoryConfigStore, list[ConfigChange]]:
+async def started() -> tuple[ConfigStore, list[ConfigChange]]:
     changes: list[ConfigChange] = []
-    store = MemoryConfigStore(changes.append)
+    store = ConfigStore(changes.append)
     await store.start()
     return store, changes
 
@@ -344,6 +344,6 @@ async def test_requests_and_keys_are_changes() -> None:
 async def test_before_the_start_there_are_no_changes() -> None:
     """Records before the start are not reported as changes."""
     changes: list[ConfigChange] = []
-    store = MemoryConfigStore(changes.append)
+    store = ConfigStore(changes.append)
     await store.put_connector("c", {})
     assert changes == []
