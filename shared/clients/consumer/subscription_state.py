@@ -38,7 +38,7 @@ class SubscriptionState:
 
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
-        self._mode: Literal["none", "topics", "pattern", "partitions"] = "none"
+        self._mode: Literal["topics", "pattern", "partitions"] | None = None
         self._pattern: re.Pattern[str] | None = None
         self.topics: frozenset[str] = frozenset()
         """The subscribed topics; those that match the pattern, if there is one."""
@@ -49,7 +49,7 @@ class SubscriptionState:
     @property
     def is_subscribed(self) -> bool:
         """Whether there is a subscription, or the user has assigned partitions."""
-        return self._mode != "none"
+        return self._mode is not None
 
     @property
     def is_by_topic(self) -> bool:
@@ -83,7 +83,7 @@ class SubscriptionState:
         return topic in self.topics if self._pattern is None else self._pattern.fullmatch(topic) is not None
 
     def _change_mode(self, mode: Literal["topics", "pattern", "partitions"]) -> None:
-        if self._mode not in ("none", mode):
+        if self._mode not in (None, mode):
             raise IllegalState(f"client {self._client_id}: {mode} and {self._mode} cannot be subscribed to together")
         self._mode = mode
 

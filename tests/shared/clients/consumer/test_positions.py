@@ -363,6 +363,9 @@ def test_records_put_back_come_first() -> None:
     unread = UnreadRecords()
     unread.add({A: taken(A, 1, 2, 3, position=4)})
     unread.add(unread.take(2, ()))
+    again = unread.take(1, ())
+    assert again[A].columns.offsets.tolist() == [1]
+    unread.add(again)
     assert drained(unread) == [(0, 1, 2), (0, 2, 3), (0, 3, 4)]
 
 
