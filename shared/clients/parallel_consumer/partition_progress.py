@@ -62,6 +62,8 @@ class PartitionProgress:
         self.highest = finished[-1][1] if finished else -1
         self.leader_epoch = committed.leader_epoch if committed else -1
         self.is_new = committed is None
+        self.running = 0
+        self.epoch = 0
         self.begin()
 
     def begin(self) -> None:
@@ -72,8 +74,6 @@ class PartitionProgress:
         self.ready: list[tuple[int, Lane]] = []
         self.unfinished = 0
         self.runs = 0
-        self.running = 0
-        self.epoch = 0
         self.full = False
         self.buffering = False
         self.draining = False
@@ -85,14 +85,11 @@ class PartitionProgress:
         A lane with a running record is kept: until that record is settled, no other record of the lane is started.
         """
         lanes = {k: lane for k, lane in self.lanes.items() if lane.running}
-        running = self.running
-        epoch = self.epoch
         self.begin()
         for lane in lanes.values():
             lane.queue.clear()
         self.lanes = lanes
-        self.running = running
-        self.epoch = epoch + 1
+        self.epoch += 1
         self.known.clear()
         self.highest = -1
         self.leader_epoch = -1

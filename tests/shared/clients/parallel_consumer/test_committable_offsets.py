@@ -202,7 +202,8 @@ def test_a_record_may_start_if_its_range_fits_for_certain(running: int, is_allow
     known = tuple((at, at) for at in range(SPAN, SPAN + 400, 2))
     progress = PartitionProgress(OffsetAndMetadata(400), known)
     assert progress.deliver(work_at(400))
-    progress.runs, progress.running = 1_000, running
+    progress.runs += 1_000
+    progress.running += running
     work = work_at(SPAN)
     assert progress.highest - 400 + 1 == SPAN - 1
     assert progress.may_start(work) is is_allowed
