@@ -818,14 +818,16 @@ def test_a_flush_for_the_commit_overrides_linger() -> None:
 
 
 def test_aborted_without_an_error() -> None:
-    """Unsent batches fail with the abort's error. Batches in flight are waited for."""
+    """Unsent batches fail with the abort's error, without a warning. Batches in flight are waited for."""
     core, transaction = open_transaction()
     flying = core.send(A)
     core.turn()
     core.leaders[B] = None
     queued = core.send(B)
     transaction.move(TxnState.ABORTING)
-    core.completion.fail_all(TransactionAborted("aborted before the record was sent"), out=False)
+    with capture_logs() as logged:
+        core.completion.fail_all(TransactionAborted("aborted before the record was sent"), out=False)
+    assert [(one["event"], one["log_level"]) for one in logged] == [("records given up", "debug")]
     assert isinstance(queued.fate, TransactionAborted)
     assert flying.fate is None
     core.respond(flying.batch, NOT_LEADER)
