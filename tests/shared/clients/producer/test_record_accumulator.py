@@ -221,10 +221,10 @@ def test_several_batches_of_a_partition_are_in_flight() -> None:
         for _ in range(8):
             core.send(value=b"x" * 80)
         assert len(core.turn()) == out
-    core = Harness(batch_size=100, max_in_flight_requests_per_connection=300, enable_idempotence=False)
-    for _ in range(299):
+    core = Harness(batch_size=100, max_in_flight_requests_per_connection=301, enable_idempotence=False)
+    for _ in range(300):
         core.send(value=b"x" * 80)
-    assert len(core.turn()) == 299
+    assert len(core.turn()) == 300
     assert not core.accumulator.queue(A).is_held_up(core.now_ms)
     for _ in range(2):
         core.send(value=b"x" * 80)
