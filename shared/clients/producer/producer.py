@@ -606,10 +606,8 @@ class Producer:
         Brokers reject what arrives later with the old epoch: a lost batch (KIP-360), or a request that would end or
         begin a transaction (KIP-890).
         """
-        requests = self._sender.transaction_requests
-        if txn.epoch_is_spent or requests.may_arrive_late:
-            await requests.init_producer_id(bump=True)
-            txn.epoch_is_spent = False
+        if txn.epoch_is_spent:
+            await self._sender.transaction_requests.init_producer_id(bump=True)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:

@@ -87,7 +87,7 @@ class Sender:
         self._acks = ACKS_ALL if settings.acks == "all" else int(settings.acks)
         retry_backoff_ms = connection.settings.retry_backoff_ms
         self.completion = BatchCompletion(accumulator, memory, settings, transaction, metrics, retry_backoff_ms)
-        self.transaction_requests = TransactionRequests(connection, settings, self.completion.ledger)
+        self.transaction_requests = TransactionRequests(connection, settings, self.completion.ledger, transaction)
         self._nodes: dict[int, _Node] = defaultdict(_Node)
         self._tasks: set[asyncio.Task[None]] = set()
         self._producing: set[asyncio.Task[None]] = set()

@@ -262,7 +262,8 @@ class Transaction:
         """Whether no request to add a partition or a group was sent: then no EndTxn is needed. After a request without
         a response, the coordinator may have begun the transaction."""
         self.epoch_is_spent = False
-        """Whether the next transaction needs the next epoch (KIP-360)."""
+        """Whether the next transaction needs the next epoch: a batch is lost (KIP-360), or a request had no response
+        (KIP-890)."""
         self.abort_failed = False
         """Whether an abort has failed and no other is in progress."""
 

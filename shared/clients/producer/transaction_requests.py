@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer.settings import ProducerSettings
-from penstock.shared.clients.producer.transaction_manager import NO_IDENTITY, SequenceLedger, fenced_by
+from penstock.shared.clients.producer.transaction_manager import NO_IDENTITY, SequenceLedger, Transaction, fenced_by
 from penstock.shared.clients.protocol import requests
 from penstock.shared.clients.protocol.errors import CODE_OF, codes_of, error_for_code
 from penstock.shared.common.errors import (
@@ -45,13 +45,17 @@ class TransactionRequests:
     """Sends the requests of one transactional id. Without a transactional id, it fetches a producer id for
     idempotence."""
 
-    def __init__(self, connection: Connection, settings: ProducerSettings, ledger: SequenceLedger) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        settings: ProducerSettings,
+        ledger: SequenceLedger,
+        transaction: Transaction | None,
+    ) -> None:
         self._connection = connection
         self._settings = settings
         self._ledger = ledger
-        self.may_arrive_late = False
-        """Whether a request of the current epoch had no response. The coordinator may still carry it out, even after
-        the transaction has ended (KIP-890)."""
+        self._transaction = transaction
 
     @property
     def _transactional_id(self) -> str:
@@ -80,10 +84,10 @@ class TransactionRequests:
             self._check_error_code(response.error_code, "transaction", transactional_id or "", where)
             # Between transactions no batch is in flight, and the numbers of a new epoch start at 0. An idempotent
             # producer keeps its numbers until the batches in flight are done, see `SequenceLedger.assign`.
-            if transactional_id is not None:
+            if self._transaction is not None:
                 ledger.forget()
+                self._transaction.epoch_is_spent = False
             ledger.adopt(response.producer_id, response.producer_epoch)
-            self.may_arrive_late = False
             log.info(
                 "producer id",
                 client_id=self._connection.client_id,
@@ -216,11 +220,15 @@ class TransactionRequests:
             raise error
 
     async def _retry_request(self, call: Callable[[], Awaitable[None]], where: str, *, soon: bool = False) -> None:
+        assert self._transaction is not None
+        transaction = self._transaction
+
         async def attempt() -> None:
             try:
                 await call()
             except (KafkaTimeout, BrokerNotAvailable, asyncio.CancelledError):
-                self.may_arrive_late = True
+                # The coordinator may still carry the request out, even after the transaction has ended (KIP-890).
+                transaction.epoch_is_spent = True
                 raise
 
         await self._connection.retrying(attempt, where, self._settings.max_block_ms, soon=soon)

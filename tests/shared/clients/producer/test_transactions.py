@@ -172,7 +172,7 @@ class Granting:
     def __init__(self) -> None:
         self.requests: list[Any] = []
         self.where: set[str] = set()
-        self.soon: set[bool] = set()
+        self.retries: set[tuple[int, bool]] = set()
 
     def any_node(self) -> int:
         return 1
@@ -189,34 +189,41 @@ class Granting:
     async def retrying(
         self, call: Callable[[], Awaitable[Any]], where: str, timeout_ms: int, *, soon: bool = False
     ) -> Any:
-        self.soon.add(soon)
+        self.retries.add((timeout_ms, soon))
         return await call()
 
 
 @pytest.mark.parametrize(
-    ("transactional_id", "timeout_ms", "state", "where"),
-    [("x", 5_000, (9, 1, 0), "transactional id x"), (None, 2**31 - 1, (7, 0, 1), "producer id")],
+    ("transaction", "timeout_ms", "state", "where", "patience_ms"),
+    [
+        (Transaction("x"), 5_000, (9, 1, 0), "transactional id x", 7_000),
+        (None, 2**31 - 1, (7, 0, 1), "producer id", KafkaSettings().request_timeout_ms),
+    ],
 )
 async def test_a_new_identity_begins_new_numbers_between_transactions(
-    transactional_id: str | None, timeout_ms: int, state: tuple[int, int, int], where: str
+    transaction: Transaction | None, timeout_ms: int, state: tuple[int, int, int], where: str, patience_ms: int
 ) -> None:
     """Without transactions, partitions with batches in flight keep the old producer id. All others start with the new
     one. Error messages name the transactional id, if there is one."""
     connection, ledger = Granting(), SequenceLedger()
-    settings = ProducerSettings(transactional_id=transactional_id, transaction_timeout_ms=5_000)
-    requests = TransactionRequests(connection, settings, ledger)  # type: ignore[arg-type]
+    transactional_id = transaction.transactional_id if transaction else None
+    settings = ProducerSettings(transactional_id=transactional_id, transaction_timeout_ms=5_000, max_block_ms=7_000)
+    requests = TransactionRequests(connection, settings, ledger, transaction)  # type: ignore[arg-type]
     ledger.adopt(7, 0)
     ledger.assign(TP, 1)
     await requests.init_producer_id()
     assert ledger.assign(TP, 1) == state
     assert ledger.assign(TP._replace(partition=1), 1) == (9, 1, 0)
+    if transaction:
+        transaction.epoch_is_spent = True
     await requests.init_producer_id(bump=True)
     assert connection.requests == [
         (transactional_id, timeout_ms, -1, -1),
         (transactional_id, timeout_ms, 9, 1),
     ]
     assert (ledger.producer_id, ledger.epoch) == (9, 2)
-    assert (connection.where, connection.soon) == ({where}, {False})
+    assert (connection.where, connection.retries) == ({where}, {(patience_ms, False)})
+    assert transaction is None or not transaction.epoch_is_spent
 
 
 PATIENCE_SECONDS = 30
