@@ -436,7 +436,7 @@ def _require_stores(numbers: Int64Array, offsets: Int64Array, stores: tuple[Stor
 def compile_changelog_reader() -> None:
     """Compile the kernels that read changelogs, or load them from numba's cache, by calling each once."""
     nothing = PackedBytes.of([None])
-    ChangelogReader(ignore_changes).feed(np.array([0]), nothing, nothing)
+    ChangelogReader(ignore_changes).feed(np.arange(len(nothing)), nothing, nothing)
     StateCodec([Column("n", "int64")]).unpacked_columns(nothing[:0])
 
 

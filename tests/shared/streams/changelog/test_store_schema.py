@@ -130,3 +130,6 @@ def test_only_the_aggregations_that_changed_are_named() -> None:
     assert incompatible_aggregations(was, added) == []
     table = msgspec.structs.replace(was, kind="table")
     assert incompatible_aggregations(table, msgspec.structs.replace(added, kind="table")) == ["m"]
+    assert incompatible_aggregations(table, msgspec.structs.replace(now, kind="table")) == ["gone", "m", "n"]
+    swapped = msgspec.structs.replace(was, aggregations=was.aggregations[::-1])
+    assert incompatible_aggregations(was, swapped) == incompatible_aggregations(swapped, was) == ["their order"]

@@ -354,9 +354,13 @@ FOREIGN: list[bytes | None] = [None, b"", b"\x01", b'{"id":1}', b"hello", bytes(
 @pytest.mark.parametrize("key", [None, b"a"])
 def test_a_foreign_record_changes_nothing(key: bytes | None, value: bytes | None) -> None:
     """A record that is no entry is counted with its offset, wherever it is, and has no effect."""
-    got = read(takeover(1), live(1, 1, b"a"), (key, value), progress(1, 1, at=1), (key, value))
+    log = [takeover(1), live(1, 1, b"a"), (key, value), progress(1, 1, at=1), (key, value)]
+    got = read(*log)
     assert (got.state, got.at) == ({(b"a", 0): b"1/1"}, 1)
-    assert (got.reader.foreign_records, got.reader.first_foreign_offset) == (2, 2)
+    in_one_batch = ChangelogReader(ignore_changes)
+    in_one_batch.feed(np.arange(len(log)), *zip(*log, strict=True))
+    for reader in (got.reader, in_one_batch):
+        assert (reader.foreign_records, reader.first_foreign_offset) == (2, 2)
     assert (got.reader.entries_applied, got.reader.entries_ignored, got.reader.next_offset) == (1, 0, 5)
 
 
