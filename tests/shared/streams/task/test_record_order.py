@@ -341,6 +341,15 @@ def test_a_run_ends_at_the_nearest_of_the_other_partitions() -> None:
         assert taken(group) == [(topic, at) for at, _, topic in sorted(merged)]
 
 
+def test_of_several_partitions_the_one_with_a_record_to_reject_is_next() -> None:
+    """Its record goes first, although the second lowest timestamp is of a third partition."""
+    group = PartitionGroup(["a", "b", "c"], NEVER_WAIT)
+    for topic, times in {"a": (2,), "b": (3,), "c": (99, 1)}.items():
+        group.queues[topic].add(columns(topic, *times))
+    runs = [group.next_run(latest_ms=10) for _ in range(4)]
+    assert [(run.topic, run.timestamps.tolist()) for run in runs] == [("c", [99]), ("c", [1]), ("a", [2]), ("b", [3])]
+
+
 def test_a_record_out_of_order_does_not_wait() -> None:
     """The head of a partition decides, not the records behind it: an old record behind a new one waits with it."""
     assert taken(group_of(a=(10, 1), b=(5,))) == [("b", 5), ("a", 10), ("a", 1)]
