@@ -656,6 +656,14 @@ def test_a_schedule_continues_a_grid_that_a_commit_left_out() -> None:
     assert schedules.grids_ms(1_000) == {MINE: 100}
 
 
+def test_an_outdated_grid_is_kept_while_there_is_room() -> None:
+    """A schedule that another is added before continues its grid, although commits leave it out already."""
+    schedules = task_schedules(times_ms=(1_000,))
+    schedules.restore({"n/mine (stream_time, every 1 ms)": 6})
+    add_schedule(schedules, "other")
+    assert add_schedule(schedules, "mine").due_ms == 6
+
+
 def test_a_schedule_finds_its_restored_grid_by_its_whole_name() -> None:
     """It forgets no grid whose name only begins as its own, and looks at no other: a task may have thousands."""
     schedules = task_schedules()
