@@ -121,6 +121,25 @@ def test_stored_not_stored_and_unknown_are_counted_apart() -> None:
     ]
 
 
+def test_stored_events_are_reported_as_they_are_added() -> None:
+    """Each call reports its own. Every event has an outcome."""
+    result, counts = IngestResult("line", 10), list[int]()
+    result.on_stored = counts.append
+    result.add_outcomes([1], [stored(0, 1)])
+    result.add_outcomes([2, 3], [stored(0, 2), errors.RecordTooLarge()])
+    assert counts == [1, 1]
+    with pytest.raises(ValueError, match="shorter"):
+        result.add_outcomes([4, 5], [stored(0, 3)])
+
+
+def test_withheld_events_are_not_stored() -> None:
+    """The valid events of an atomic request are not sent if another is invalid. They count beside it."""
+    result = IngestResult("line", 10)
+    result.add_errors([BAD_LINE])
+    result.withheld_count = 1
+    assert result.body()["not_stored"] == 2
+
+
 def test_an_unexpected_error_does_not_show_its_text() -> None:
     """A foreign exception may contain anything, so the response has only its title."""
     result = IngestResult("line", 10)
