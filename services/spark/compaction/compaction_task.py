@@ -110,7 +110,7 @@ def lagging_tables(progress_row: Mapping[str, Any] | None, positions: Mapping[st
     """
     # By table, the last changelog offset.
     appended = {} if progress_row is None else json.loads(progress_row["appended"])
-    return sorted(table for table, last in appended.items() if positions.get(table, -1) < last)
+    return sorted(table for table, last in appended.items() if table not in positions or positions[table] < last)
 
 
 class CompactionTaskOptions(NamedTuple):
@@ -224,6 +224,7 @@ class PartitionCompaction:
         self.reader = ChangelogReader(self._append_confirmed_entries, epoch=epoch, progress=progress)
         self.parts: list[ConfirmedChanges] = []
         self._bytes = 0
+        self._last_buffers: tuple[NDArray[np.uint8], ...] = ()
         self.commit: ConfirmedCommit | None = None
         self.covered_offset = of.first
         self.deleted = 0
@@ -255,8 +256,9 @@ class PartitionCompaction:
     def _append_confirmed_entries(self, confirmed: ConfirmedChanges) -> None:
         if len(confirmed):
             # The keys and states of a fetch may be in one buffer, and consecutive parts may be of one fetch.
-            counted = [data for part in self.parts[-1:] for data in (part.keys.data, part.states.data)]
-            for data in (confirmed.keys.data, confirmed.states.data):
+            counted = list(self._last_buffers)
+            self._last_buffers = (confirmed.keys.data, confirmed.states.data)
+            for data in self._last_buffers:
                 if not any(np.may_share_memory(data, other) for other in counted):
                     self._bytes += data.nbytes
                     counted.append(data)
@@ -360,10 +362,12 @@ class PartitionCompaction:
                         continue
                     # Include rows that the table already has. The progress row records the table's last row after
                     # this compaction, so that a table restored from an older copy is recognized.
-                    self.appended[table] = max(self.appended.get(table, -1), int(part.offsets[is_own].max()))
+                    last = int(part.offsets[is_own].max())
+                    self.appended[table] = max(last, self.appended.get(table, last))
                     # An earlier compaction may have appended rows and ended before its commit of `state`. Appending
                     # them again would duplicate closed windows.
-                    is_own &= part.offsets > self.range.positions.get(table, -1)
+                    if table in self.range.positions:
+                        is_own &= part.offsets > self.range.positions[table]
                     if is_own.any():
                         rows = self._make_record_batch(part.at(is_own), columns, number)
                         topic_id = pa.array([options.topic_id] * len(rows), pa.string())

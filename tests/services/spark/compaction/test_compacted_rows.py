@@ -614,13 +614,14 @@ async def test_spark_attempts_a_task_again_after_a_temporary_error(monkeypatch: 
         assert isinstance(found.failure.to_error(), ChangelogHole)
 
 
-@pytest.mark.parametrize(("bytes_max", "partitions"), [(compaction_task.RANGE_BYTES_MAX, [[0, 2]]), (1, [[2], [0]])])
+@pytest.mark.parametrize(("missing", "partitions"), [(-1, [[0, 2]]), (0, [[0, 2]]), (1, [[2], [0]])])
 async def test_a_tasks_partitions_share_the_files_of_closed(
-    bytes_max: int, partitions: list[list[int]], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    missing: int, partitions: list[list[int]], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files of `state` are for one partition. Files of `closed` have the rows of several partitions, within a limit."""
-    monkeypatch.setattr(compaction_task, "RANGE_BYTES_MAX", bytes_max)
     entries = [takeover(), live(b"a", 1, 1, 1), final(b"b", 1, 2, 1), progress()]
+    rows = compacted(entries).rows(options())["closed/s"]
+    monkeypatch.setattr(compaction_task, "RANGE_BYTES_MAX", sum(batch.nbytes for batch in rows) - missing)
     async with broker(entries, [], [*entries, takeover(2)]) as kafka:
         ranges = [ChangelogRange(p, 0, n, n, None, None, {}) for p, n in ((2, 5), (0, 4))]
         found = await compact_ranges(options(str(tmp_path), kafka, 10_000), ranges)
