@@ -243,7 +243,7 @@ class Executor:
             )
             for work in works:
                 work.alone = True
-                outcome.put_back(work, 0)
+            outcome.retry += works
             self._metrics.retries(topic).inc(len(works))
             return
         (work,) = works

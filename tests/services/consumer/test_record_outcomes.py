@@ -242,10 +242,10 @@ async def test_a_failed_batch_runs_again_one_by_one() -> None:
         if b"bad" in values:
             raise ValueError("bad")
 
-    bench = Bench(handle, [b"a", b"bad", b"c"], batch=True, max_attempts=2)
-    while bench.scheduler.committable()[TP].offset < 3:
+    bench = Bench(handle, [b"bad", b"c"], batch=True, max_attempts=2)
+    while bench.scheduler.committable()[TP].offset < 2:
         await bench.turn()
-    assert calls == [[b"a", b"bad", b"c"], [b"a"], [b"bad"], [b"bad"], [b"c"]]
+    assert calls == [[b"bad", b"c"], [b"bad"], [b"bad"], [b"c"]]
     assert [record.value for record in bench.dead_letters] == [b"bad"]
     assert parse_dead_letter(as_consumed(bench.dead_letters[0])).attempts == 2
 
