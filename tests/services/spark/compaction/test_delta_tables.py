@@ -342,11 +342,16 @@ def test_positions_after_a_restore_are_those_of_the_restored_version(tmp_path: P
 
 
 def test_a_restore_by_time_has_no_positions(tmp_path: Path) -> None:
-    """Its commit does not name the restored version."""
+    """Its commit does not name the restored version. Nor does a version that is named by another operation."""
     uri = str(tmp_path / "t")
-    for parameters in ({"version": None, "timestamp": "2026-01-01"}, {"datetime": "1767225600000"}):
+    for operation, parameters in (
+        ("RESTORE", {"version": None, "timestamp": "2026-01-01"}),
+        ("RESTORE", {"datetime": "1767225600000"}),
+        ("MERGE", {"version": "1"}),
+        ("WRITE", {"version": "1"}),
+    ):
         delta_writer.commit(made(uri, table=delta_tables.open_table(uri)), [], [], {"topic_id": "id", "positions": {}})
-        write_version(uri, "RESTORE", **parameters)
+        write_version(uri, operation, **parameters)
         assert table_positions(newest(uri)) is None
 
 
