@@ -172,8 +172,10 @@ def test_widening_keeps_the_positions(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     """A missing file and a folder that cannot be written are LakeUnavailable."""
-    with pytest.raises(LakeUnavailable, match=r"gone\.parquet cannot be read"):
-        DeltaFiles(str(tmp_path), {}, []).read("gone.parquet")
+    files = DeltaFiles(str(tmp_path), {}, [])
+    for use in (files.read, files.memory_bytes):
+        with pytest.raises(LakeUnavailable, match=r"gone\.parquet cannot be read"):
+            use("gone.parquet")
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "partition=1").touch()
@@ -228,6 +230,16 @@ def test_rows_beyond_one_sort_are_written_to_several_files(tmp_path: Path, monke
         starts = [pq.read_table(tmp_path / file.path)["window_start"] for file in files]
         assert all(own.to_pylist() == sorted(own.to_pylist()) for own in starts)
         assert sorted(start for own in starts for start in own.to_pylist()) == list(range(0, 50, 5))
+
+
+def test_the_size_of_a_file_in_memory(tmp_path: Path) -> None:
+    """It is the one that was recorded. A file of another writer is read to find it."""
+    files = DeltaFiles(str(tmp_path), {}, [])
+    rows = pa.table({"at": [1, 2]}, metadata={delta_writer.MEMORY_BYTES: "7"})
+    pq.write_table(rows, tmp_path / "own.parquet")
+    pq.write_table(rows, tmp_path / "other.parquet", store_schema=False)  # without any metadata
+    assert files.memory_bytes("own.parquet") == 7
+    assert files.memory_bytes("other.parquet") == files.read("other.parquet").nbytes > 7
 
 
 def test_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
