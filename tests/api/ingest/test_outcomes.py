@@ -184,6 +184,9 @@ def test_offsets_are_returned_on_request_and_bounded() -> None:
         {"index": 1, "partition": 0, "offset": 5},
     ]
     assert result.body()["offsets_omitted"] == 2
+    many = IngestResult("index", 10, max_offsets=300)
+    many.add_outcomes(range(301), [stored(0, offset) for offset in range(301)])
+    assert many.body()["offsets_omitted"] == 1
 
 
 def test_the_first_offset_of_a_partition_is_its_last_one() -> None:
