@@ -8,7 +8,7 @@ it is marked as `abortable`.
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import CancelledError
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -226,7 +226,7 @@ class TransactionRequests:
         async def attempt() -> None:
             try:
                 await call()
-            except (KafkaTimeout, BrokerNotAvailable, asyncio.CancelledError):
+            except (KafkaTimeout, BrokerNotAvailable, CancelledError):
                 # The coordinator may still carry the request out, even after the transaction has ended (KIP-890).
                 transaction.epoch_is_spent = True
                 raise
