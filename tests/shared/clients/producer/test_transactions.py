@@ -18,12 +18,14 @@ from penstock.shared.clients.producer.transaction_requests import TransactionReq
 from penstock.shared.common.errors import (
     AuthorizationFailed,
     BrokerError,
+    BrokerNotAvailable,
     DeliveryTimeout,
     FencedInstanceId,
     IllegalState,
     InvalidProducerIdMapping,
     InvalidRequest,
     InvalidTxnState,
+    KafkaTimeout,
     NotEnoughReplicas,
     OutOfOrderSequence,
     PenstockError,
@@ -164,12 +166,13 @@ def test_the_first_request_of_each_transaction() -> None:
 
 
 class Granting:
-    """A connection whose requests for a producer id return the next epoch of id 9."""
+    """A connection whose requests for a producer id return the next epoch of id 9. With `failure` all fail."""
 
     client_id = "c"
     settings = KafkaSettings()
 
-    def __init__(self) -> None:
+    def __init__(self, failure: BaseException | None = None) -> None:
+        self.failure = failure
         self.requests: list[Any] = []
         self.where: set[str] = set()
         self.retries: set[tuple[int, bool]] = set()
@@ -178,6 +181,8 @@ class Granting:
         return 1
 
     async def send(self, node: int, request: Any, where: str) -> Any:
+        if self.failure is not None:
+            raise self.failure
         self.requests.append(request._fields[:4])
         self.where.add(where)
         return SimpleNamespace(error_code=0, producer_id=9, producer_epoch=len(self.requests))
@@ -224,6 +229,17 @@ async def test_a_new_identity_begins_new_numbers_between_transactions(
     assert (ledger.producer_id, ledger.epoch) == (9, 2)
     assert (connection.where, connection.retries) == ({where}, {(patience_ms, False)})
     assert transaction is None or not transaction.epoch_is_spent
+
+
+@pytest.mark.parametrize("failure", [KafkaTimeout(""), BrokerNotAvailable(""), asyncio.CancelledError()])
+async def test_a_request_without_a_response_spends_the_epoch(failure: BaseException) -> None:
+    """The coordinator may still carry it out, also if the call was cancelled."""
+    transaction = Transaction("x")
+    settings = ProducerSettings(transactional_id="x")
+    requests = TransactionRequests(Granting(failure), settings, SequenceLedger(), transaction)  # type: ignore[arg-type]
+    with pytest.raises(type(failure)):
+        await requests.end(commit=True)
+    assert transaction.epoch_is_spent
 
 
 PATIENCE_SECONDS = 30
