@@ -186,12 +186,16 @@ async def compact_ranges(options: CompactionTaskOptions, ranges: Sequence[Change
     # Rows of `closed` and `late` wait for the task's other ranges: a file for several of them keeps the tables' files
     # few.
     appended = defaultdict[str, list[pa.RecordBatch]](list)
-    for number, of in enumerate(ranges, 1):
+
+    def write_appended() -> None:
+        for table in list(appended):
+            files[table] += options.write(table, appended.pop(table))
+
+    for of in ranges:
         results.append(await _compact_range(options, of, appended))
-        held = sum(batch.nbytes for batches in appended.values() for batch in batches)
-        if held > RANGE_BYTES_MAX or number == len(ranges):
-            for table in list(appended):
-                files[table] += options.write(table, appended.pop(table))
+        if sum(batch.nbytes for batches in appended.values() for batch in batches) > RANGE_BYTES_MAX:
+            write_appended()
+    write_appended()
     return CompactionTaskResult(results, files)
 
 
