@@ -756,17 +756,14 @@ def take_sessions(
             before = at
             at = links[at, NEXT]
         reach = max(t - gap_ms, close_time)
+        end = t
         if at != NONE and cells[at, END] >= reach:
+            end = max(t, cells[at, END])
             earlier = at
             at = links[at, NEXT]
             if at != NONE and cells[at, END] >= reach:
                 later = earlier
                 earlier = at
-        end = t
-        if later != NONE:
-            end = max(t, cells[later, END])
-        elif earlier != NONE:
-            end = max(t, cells[earlier, END])
         # 2. If the resulting session is closed, note the record as late and go to 5. As `mergedWindow.end() <
         # windowCloseTime`: a record that would be late alone counts if it joins an open session. Otherwise stop if
         # there is no room or if the record would overflow a sum. Nothing has changed up to here.
@@ -1129,7 +1126,9 @@ def take_sliding_windows(
                 )  # fmt: skip
             # For an early record, Kafka Streams forwards the update of `made_right` first.
             if is_early and made_right != NONE and logs_updates:
-                _write_window_update(i, code, t + 1, t + 1 + difference_ms, made_right, cells, base, updates, meta)
+                _write_window_update(
+                    i, code, cells[made_right, START], cells[made_right, END], made_right, cells, base, updates, meta
+                )
                 if has_objects:
                     _write_object_step(UPDATE, made_right, meta[UPDATES] - 1, steps, meta)
             made_left = NONE
@@ -1197,11 +1196,15 @@ def take_sliding_windows(
                     if has_objects:
                         _write_object_step(UPDATE, row, meta[UPDATES] - 1, steps, meta)
             if is_both and logs_updates:
-                _write_window_update(i, code, t - difference_ms, t, made_next, cells, base, updates, meta)
+                _write_window_update(
+                    i, code, cells[made_next, START], cells[made_next, END], made_next, cells, base, updates, meta
+                )
                 if has_objects:
                     _write_object_step(UPDATE, made_next, meta[UPDATES] - 1, steps, meta)
             if not is_early and made_right != NONE and logs_updates:
-                _write_window_update(i, code, t + 1, t + 1 + difference_ms, made_right, cells, base, updates, meta)
+                _write_window_update(
+                    i, code, cells[made_right, START], cells[made_right, END], made_right, cells, base, updates, meta
+                )
                 if has_objects:
                     _write_object_step(UPDATE, made_right, meta[UPDATES] - 1, steps, meta)
         # 5. Note the record as late if no window accepted it. Then advance the time.

@@ -61,6 +61,13 @@ def test_records_near_zero_share_their_left_window() -> None:
     assert rows(driver) == {("a", 0, 10): [0, 1, 2], ("a", 4, 14): [0, 2], ("a", 7, 17): [2]}
 
 
+def test_a_record_beyond_the_difference_has_no_part_in_the_next_ones_windows() -> None:
+    """The window after the first record ends at the second one. It is forwarded once, as the window of the second."""
+    driver = driver_of(10, 100, "on_update")
+    pipe(driver, ("a", 29), ("a", 40))
+    assert out(driver) == [(("a", 19, 29), [0], 29), (("a", 30, 40), [1], 40)]
+
+
 def test_two_records_of_one_moment_make_no_new_window() -> None:
     """A second record of one timestamp adds no window."""
     driver = driver_of(10, 100)
@@ -102,6 +109,18 @@ def test_late_only_where_no_window_takes_it() -> None:
     pipe(driver, ("a", 18))
     assert len(driver.read("in-late")) == 1
     assert (driver.task.metrics.missed_windows_total, driver.task.metrics.late_total) == (2, 1)
+
+
+@pytest.mark.parametrize("before", [[], [3]])
+def test_an_early_record_opens_no_closed_window_at_0(before: list[int]) -> None:
+    """It counts in the windows that are open, and is missed once in the one that starts at 0."""
+    driver = driver_of(10)
+    pipe(driver, *(("a", at) for at in (*before, 12)))
+    assert [w for w, _, _ in out(driver)] == [("a", 0, 10) for _ in before]
+    pipe(driver, ("a", 5), ("a", 40))
+    assert driver.task.metrics.missed_windows_total == 1
+    windows = [("a", 2, 12), *(("a", at + 1, at + 11) for at in before), ("a", 6, 16)]
+    assert [w for w, _, _ in out(driver)] == windows
 
 
 def test_null_keys_and_time_moved_by_hand() -> None:

@@ -157,6 +157,19 @@ def test_a_window_closes_at_its_end_however_late_it_began(kind: str, last: int) 
     assert [one["key"] for one in results(driver)] == ["a"] + ["b"] * (kind != "session")
 
 
+def test_windows_close_in_time_in_whatever_order_they_began() -> None:
+    """Those whose ends are near wait in a heap: each closes as soon as it is due."""
+    builder = StreamsBuilder()
+    windows = builder.stream("in", value=Value).group_by_key().sliding_window(1_000_000, 1_000)
+    windows.aggregate("s", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build())
+    for end in (0, 40, 10, 50, 60, 20, 30):
+        driver.pipe("in", key=b"k%d" % end, value=b"{}", timestamp=2_000_000 + end)
+    for end in range(0, 70, 10):
+        driver.pipe("in", key=b"end", value=b"{}", timestamp=2_001_001 + end)
+        assert [one["key"] for one in results(driver)] == [f"k{end}"]
+
+
 BIG = 2**62
 
 

@@ -72,6 +72,17 @@ def test_a_restore_forgets_the_keys_of_closed_windows(kind: WindowKind) -> None:
     assert [window.key for window in store.rows()] == [f"{one}-99" for one in range(batch + 1)]
 
 
+def test_a_change_is_of_the_window_with_its_start() -> None:
+    """A restore replaces or removes the window that a change names, and no other."""
+    store = WindowStore("s", RULES["tumbling"], StateColumns([Count()]), text_keys=True)
+    for start, count in ((0, 1), (10, 2), (10, 3)):
+        store.load("a", start, start + 9, [count])
+    store.unload("a", 5)
+    assert [(row.start, row.states) for row in store.rows()] == [(0, [1]), (10, [3])]
+    store.unload("a", 0)
+    assert [row.start for row in store.rows()] == [10]
+
+
 def take(store: WindowStore, records: Sequence[tuple[str, int]], **how: Any) -> Any:
     """Adds (key, timestamp) records whose value is their timestamp."""
     times = np.array([at for _, at in records], np.int64)
