@@ -55,6 +55,7 @@ PERSISTED = 2
 RETAINED = 4
 # The list of changed rows contains the row, even after its window was removed.
 LISTED = 8
+DIRTY_AND_LISTED = DIRTY | LISTED
 
 # --- changes of a window of the last commit ---
 # The key has no window with this start any more.
@@ -144,18 +145,16 @@ def _rejected_by(program, cells, row, other, base, values, has, i):
         if program[a, 0] != SUM_INT:
             continue
         cell = base + program[a, 1]
+        # The sum of no numbers is 0 in the cells, too.
         total = 0
-        n = 0
         if row != NONE:
             total = cells[row, cell]
-            n = cells[row, cell + 1]
         # A merge adds the two sums first, so their sum must fit as well.
-        if other != NONE and cells[other, cell + 1] > 0:
-            if n > 0 and _sum_overflows(total, cells[other, cell]):
+        if other != NONE:
+            if _sum_overflows(total, cells[other, cell]):
                 return a
-            total = total + cells[other, cell] if n > 0 else cells[other, cell]
-            n = n + cells[other, cell + 1]
-        if n > 0 and has[program[a, 2], i] and _sum_overflows(total, values[program[a, 2], i]):
+            total += cells[other, cell]
+        if has[program[a, 2], i] and _sum_overflows(total, values[program[a, 2], i]):
             return a
     return NONE
 
@@ -256,7 +255,7 @@ def _mark_row_changed(row, flags, changed, meta):
     if not flags[row] & LISTED:
         changed[meta[CHANGED]] = row
         meta[CHANGED] += 1
-    flags[row] |= DIRTY | LISTED
+    flags[row] |= DIRTY_AND_LISTED
 
 
 @compiled

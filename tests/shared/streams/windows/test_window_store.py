@@ -253,6 +253,15 @@ def test_came_and_went_leaves_nothing() -> None:
     assert written(store) == ([], [(b"a", 28)], [(b"a", 0)])
 
 
+def test_a_retained_window_that_came_and_went_leaves_nothing() -> None:
+    """A window that was closed, retained and removed within a commit writes no deletion."""
+    store = store_of("sliding")
+    take(store, [("a", 20), ("a", 1_000)])
+    assert written(store) == ([(b"a", 10)], [], [(b"a", 990)])
+    take(store, [("a", 2_000)])
+    assert written(store) == ([(b"a", 990)], [(b"a", 990)], [(b"a", 1_990)])
+
+
 def test_a_start_that_moved_is_deleted_under_the_one_that_was_committed() -> None:
     """If a session's start moves, its changelog entry under the committed start is deleted, also if the session closes
     in the same commit."""
