@@ -177,6 +177,7 @@ BIG = 2**62
     ("left", "right", "middle", "expected"),
     [
         (BIG, BIG, None, None),
+        (2**64 // 3, 2**64 // 3, None, None),  # their sum has the opposite of each of their bits
         (BIG, None, BIG, None),
         (None, BIG, BIG, None),
         (BIG, BIG - 1, 1, None),

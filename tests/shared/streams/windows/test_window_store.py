@@ -253,6 +253,15 @@ def test_came_and_went_leaves_nothing() -> None:
     assert written(store) == ([], [(b"a", 28)], [(b"a", 0)])
 
 
+@pytest.mark.parametrize("count", [window_table.ROWS_MIN + more for more in (-1, 0, 1)])
+def test_the_windows_of_a_key_are_in_order_of_start(count: int) -> None:
+    """They may be just as many as are read at once."""
+    store = WindowStore("s", RULES["tumbling"], StateColumns([Count()]), text_keys=True)
+    for start in range(0, 10 * count, 10):
+        store.load("a", start, start + 9, [1])
+    assert [row.start for row in store.rows_of("a")] == list(range(0, 10 * count, 10))
+
+
 def test_a_retained_window_that_came_and_went_leaves_nothing() -> None:
     """A window that was closed, retained and removed within a commit writes no deletion."""
     store = store_of("sliding")
