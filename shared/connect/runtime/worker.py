@@ -215,8 +215,9 @@ class Worker:
         """Return a connector's task configurations, with unresolved variables (`${…}`).
 
         Raises ConnectorNotFound if the connector is not on this worker, or was stopped meanwhile, also if another
-        instance runs now. Raises TooManyTasks if there are more than `tasks.max`, unless `tasks.max.enforce` is false.
-        Raises BadRequest if a value has no JSON form. An error of the connector is raised as it is.
+        instance runs now, or was paused before it was asked. Raises TooManyTasks if there are more than `tasks.max`,
+        unless `tasks.max.enforce` is false. Raises BadRequest if a value has no JSON form. An error of the connector is
+        raised as it is.
         """
         connector = self._connectors.get(name)
         if connector is None:

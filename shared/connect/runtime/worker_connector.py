@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.connector import Connector, Props
-from penstock.shared.connect.errors import summary_of, trace_of
+from penstock.shared.connect.errors import ConnectorNotFound, summary_of, trace_of
 from penstock.shared.connect.redaction import Mask, unmasked
 from penstock.shared.connect.runtime.states import Event, State, TargetState, after
 from penstock.shared.connect.runtime.status_listener import StatusListener
@@ -108,9 +108,13 @@ class WorkerConnector:
     async def task_configs(self, tasks_max: int) -> list[dict[str, str]]:
         """Return the connector's task configurations. Raises any error that the connector raises.
 
-        The connector is asked once at a time, so that the newest answer is the last one.
+        The connector is asked once at a time, so that the newest answer is the last one. Raises ConnectorNotFound if it
+        was paused or stopped before its turn.
         """
         async with self._asking:
+            # Also since a thread that has ended would never answer.
+            if not self._started:
+                raise ConnectorNotFound(f"Connector {self.name} is paused or was stopped")
             return await self._thread.call(self.connector.task_configs, tasks_max)
 
     async def _run_requested_transitions(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,34 @@ async def test_a_connector_is_asked_for_task_configs_once_at_a_time() -> None:
             assert calls == [0]
             gate.set()
         assert calls == [0, 1]
+
+
+@pytest.mark.parametrize("paused", [True, False])
+async def test_a_connector_is_not_asked_for_task_configs_after_its_stop(paused: bool) -> None:
+    """A request for task configs that waits for an earlier one ends if the connector is paused or stopped meanwhile."""
+    calls, gate = list[int](), threading.Event()
+
+    class Slow(FileStreamSinkConnector):
+        def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+            calls.append(len(calls))
+            assert gate.wait(60)
+            return [self.props]
+
+    async with running() as run:
+        run.worker.plugins.add(Slow, "Slow")
+        config = {**SINK, "connector.class": "Slow"}
+        await run.worker.start_connector("s", config, TargetState.STARTED, run.listener)
+        asking = [asyncio.create_task(run.worker.connector_task_configs("s", config)) for _ in range(4)]
+        await run.until(lambda: calls)
+        ending = run.worker.set_target_state("s", TargetState.PAUSED) if paused else run.worker.stop_connector("s")
+        stopping = asyncio.create_task(ending)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        gate.set()
+        await stopping
+        await run.until(lambda: all(one.done() for one in asking))
+        _, *waited = [one.exception() for one in asking]
+        assert (calls, {type(error) for error in waited}) == ([0], {ConnectorNotFound})
 
 
 async def test_tasks_max_may_be_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
