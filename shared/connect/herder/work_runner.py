@@ -132,10 +132,15 @@ class WorkRunner:
             await asyncio.wait(ending)
 
     async def close(self) -> None:
-        """Stop everything, and wait for stops whose caller was cancelled."""
+        """Stop everything, and wait for all stops, also those of restarts and those whose caller was cancelled."""
+        ending = tuple(self._ending.values())
+        # A restart whose stop ends during the wait must not start its connector.
+        for task in self._beside:
+            task.cancel()
         await self.stop(self.running())
-        if self._stopping:
-            await asyncio.wait(self._stopping)
+        if stopping := {*ending, *self._stopping}:
+            await asyncio.wait(stopping)
+        # Also what a connector requested before it stopped.
         beside = tuple(self._beside)
         for task in beside:
             task.cancel()

@@ -930,6 +930,21 @@ async def test_the_end_waits_for_a_stop_whose_caller_was_cancelled() -> None:
     await closing
 
 
+async def test_a_connector_in_a_restart_is_stopped_at_the_end() -> None:
+    """`close` waits for the stop of a connector that is in a restart, and the connector does not start again."""
+    worker = SlowToStop()
+    work, _ = runner(worker)
+    work.beside(work.restart_connector("x"))
+    await turns()
+    closing = asyncio.create_task(work.close())
+    await turns()
+    assert not closing.done()
+    worker.may_stop.set()
+    await closing
+    await turns()
+    assert (worker.running, worker.starts) == (set(), 0)
+
+
 @pytest.mark.parametrize("error", [KafkaTimeout("late"), ExceptionGroup("several", [KafkaTimeout("late")]), KeyError()])
 async def test_a_task_that_cannot_be_prepared_is_failed(error: Exception) -> None:
     """Any error before a task's start is the task's: its status is FAILED with the trace, and it is restarted as after
