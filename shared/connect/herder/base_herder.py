@@ -29,7 +29,7 @@ from penstock.shared.connect.errors import (
 )
 from penstock.shared.connect.herder import views
 from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, CommandQueue, request_timeout
-from penstock.shared.connect.herder.connector_offsets import ConnectorOffsets, Row, Wanted
+from penstock.shared.connect.herder.connector_offsets import ConnectorOffsets, Row
 from penstock.shared.connect.herder.errors import AlreadyExists, Forbidden, RequestTimedOut, StaleConfig
 from penstock.shared.connect.herder.loggers import Loggers
 from penstock.shared.connect.herder.restart_plan import RestartPlan, plan_restart
@@ -242,7 +242,8 @@ class BaseHerder(ABC):
         plugin = self.plugins.connector_class(config.get("connector.class", ""))
         is_sink = connector_type(plugin) == "sink"
         used = self._resolved_part(config, GROUP_ID_OVERRIDE, "admin.override.") if is_sink else {}
-        return await self._offsets.read(name, used, is_sink=is_sink)
+        async with self._offsets.connected(name, used, is_sink=is_sink) as offsets:
+            return await offsets.read(name, used, is_sink=is_sink)
 
     def _resolved_part(self, config: Config, *prefixes: str) -> Config:
         """Return only the settings that begin with one of the prefixes, resolved.
@@ -522,26 +523,29 @@ class BaseHerder(ABC):
         Raises BadRequest if the connector is not stopped. If the connector's code raises an error, raises a ConfigError
         for a ConfigError, and a ConnectError for any other.
         """
-        config, resolved, wanted = await self._run_as_leader(lambda: self._offsets_to_alter(name, rows))
+        config, resolved = await self._run_as_leader(lambda: self._config_for_offsets(name))
+        is_sink = views.kind_of_connector(self.plugins, resolved) == "sink"
         mask = self.worker.masking(config)
-        async with request_timeout("The connector takes too long to check the offsets"):
-            with _connector_errors(f"{config['connector.class']} rejects the offsets", mask):
-                altered = await self.worker.alter_offsets(resolved, wanted)
+        # Outside the loop, since the sink's cluster may be unreachable.
+        async with self._offsets.connected(name, resolved, is_sink=is_sink) as offsets:
+            wanted = await offsets.wanted(name, resolved, rows, is_sink=is_sink)
+            async with request_timeout("The connector takes too long to check the offsets"):
+                with _connector_errors(f"{config['connector.class']} rejects the offsets", mask):
+                    altered = await self.worker.alter_offsets(resolved, wanted)
 
-        async def keep_offsets() -> Json:
-            # Again: the connector may have been resumed while its code checked the offsets.
-            await self._check_offsets_fenced(name)
-            return {"message": await self._offsets.keep(name, resolved, rows, wanted, altered=altered)}
+            async def keep_offsets() -> Json:
+                # Again: the connector may have been resumed while its code checked the offsets.
+                await self._check_offsets_fenced(name)
+                return {"message": await offsets.keep(name, resolved, rows, wanted, altered=altered)}
 
-        return await self._run_as_leader(keep_offsets)
+            return await self._run_as_leader(keep_offsets)
 
-    async def _offsets_to_alter(self, name: str, rows: Sequence[Row] | None) -> tuple[Config, dict[str, str], Wanted]:
-        """Return a stopped connector's config, its resolved config, and the offsets that it is to have."""
+    async def _config_for_offsets(self, name: str) -> tuple[Config, dict[str, str]]:
+        """Return a stopped connector's config, and its resolved config."""
         config = await self._check_offsets_fenced(name)
         resolved = self.worker.transformer.resolve(config)
         self.worker.check_files(resolved)
-        is_sink = views.kind_of_connector(self.plugins, resolved) == "sink"
-        return config, resolved, await self._offsets.wanted(name, resolved, rows, is_sink=is_sink)
+        return config, resolved
 
     async def _check_offsets_fenced(self, name: str) -> Config:
         """Check that a connector is stopped, and fence the tasks of an exactly-once source. Returns the connector's

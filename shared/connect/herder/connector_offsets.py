@@ -113,15 +113,30 @@ class ConnectorOffsets:
     """Reads, alters and resets the offsets of the cluster's connectors."""
 
     def __init__(self, admin: Admin, offsets: OffsetBackingStore, worker: WorkerConfig) -> None:
+        """`admin` is for the groups of sinks, except of those for which `connected` opens a client."""
         self._admin = admin
         self._offsets = offsets
         self._worker = worker
 
+    @asynccontextmanager
+    async def connected(self, name: str, config: Config, *, is_sink: bool) -> AsyncIterator[ConnectorOffsets]:
+        """Yield what reads and changes the connector's offsets.
+
+        For a sink, this opens a client with the settings `admin.*` and `admin.override.*` if there are any: the sink's
+        group may be in another cluster, or the worker may not have the permissions for it. If no broker answers, that
+        takes as long as the client's `request.timeout.ms`.
+        """
+        if not (is_sink and (with_prefix(self._worker.props, "admin.") or with_prefix(config, "admin.override."))):
+            yield self
+            return
+        props = self._worker.connector_client_props("admin", f"connector-worker-adminclient-{name}", config)
+        async with Admin(kafka_settings(props)) as admin:
+            yield ConnectorOffsets(admin, self._offsets, self._worker)
+
     async def read(self, name: str, config: Config, *, is_sink: bool) -> Json:
         """Return a connector's offsets as REST shows them."""
         if is_sink:
-            async with self._admin_of_sink(name, config) as admin:
-                committed = await admin.group_offsets(sink_group_id(name, config), require_stable=True)
+            committed = await self._admin.group_offsets(sink_group_id(name, config), require_stable=True)
             return {
                 "offsets": [
                     {"partition": {TOPIC: tp.topic, PARTITION: tp.partition}, "offset": {OFFSET: at.offset}}
@@ -141,8 +156,7 @@ class ConnectorOffsets:
             if rows is not None:
                 return sink_offsets(rows)
             # A reset: the connector sees every committed partition with None, as in KIP-875.
-            async with self._admin_of_sink(name, config) as admin:
-                return dict.fromkeys(await admin.group_offsets(sink_group_id(name, config)))
+            return dict.fromkeys(await self._admin.group_offsets(sink_group_id(name, config)))
         if rows is not None:
             return list(rows)
         known = await self._offsets.connector_offsets(name)
@@ -160,27 +174,15 @@ class ConnectorOffsets:
             await self._offsets.set({offset_key(name, part): offset_value(offset) for part, offset in wanted})
         return _result_message(rows, altered)
 
-    @asynccontextmanager
-    async def _admin_of_sink(self, name: str, config: Config) -> AsyncIterator[Admin]:
-        """Yield the worker's client, or one with the settings `admin.*` and `admin.override.*` if there are any: the
-        sink's group may be in another cluster, or the worker may not have the permissions for it."""
-        if not (with_prefix(self._worker.props, "admin.") or with_prefix(config, "admin.override.")):
-            yield self._admin
-            return
-        props = self._worker.connector_client_props("admin", f"connector-worker-adminclient-{name}", config)
-        async with Admin(kafka_settings(props)) as admin:
-            yield admin
-
     async def _alter_or_delete_sink_group_offsets(
         self, name: str, config: Config, rows: Sequence[Row] | None, wanted: Mapping[TopicPartition, int | None]
     ) -> None:
         group = sink_group_id(name, config)
         try:
-            async with self._admin_of_sink(name, config) as admin:
-                if rows is None:
-                    await self._change_empty_group(admin, group, lambda: admin.delete_group(group))
-                else:
-                    await self._alter_group(admin, group, wanted)
+            if rows is None:
+                await self._change_empty_group(group, lambda: self._admin.delete_group(group))
+            else:
+                await self._alter_group(group, wanted)
         except GroupNotFound:
             # The group has no offsets to remove.
             pass
@@ -190,15 +192,15 @@ class ConnectorOffsets:
                 f"group still has members, since tasks may not have stopped yet: {e}"
             ) from None
 
-    async def _alter_group(self, admin: Admin, group: str, wanted: Mapping[TopicPartition, int | None]) -> None:
+    async def _alter_group(self, group: str, wanted: Mapping[TopicPartition, int | None]) -> None:
         moved = {tp: at for tp, at in wanted.items() if at is not None}
         if moved:
-            await self._change_empty_group(admin, group, lambda: admin.alter_group_offsets(group, moved))
+            await self._change_empty_group(group, lambda: self._admin.alter_group_offsets(group, moved))
         forgotten = [tp for tp, at in wanted.items() if at is None]
-        if forgotten and (known := [tp for tp in await admin.group_offsets(group) if tp in forgotten]):
-            await self._change_empty_group(admin, group, lambda: admin.delete_group_offsets(group, known))
+        if forgotten and (known := [tp for tp in await self._admin.group_offsets(group) if tp in forgotten]):
+            await self._change_empty_group(group, lambda: self._admin.delete_group_offsets(group, known))
 
-    async def _change_empty_group(self, admin: Admin, group: str, change: Callable[[], Awaitable[object]]) -> None:
+    async def _change_empty_group(self, group: str, change: Callable[[], Awaitable[object]]) -> None:
         """Call `change` for a group whose members have left.
 
         Raises GroupNotEmpty or UnknownMember if the group has members. If it has none, but the broker does not count
@@ -211,7 +213,7 @@ class ConnectorOffsets:
                 await change()
                 return
             except (GroupNotEmpty, UnknownMember):
-                if (await admin.describe_group(group)).members:
+                if (await self._admin.describe_group(group)).members:
                     raise
             await asyncio.sleep(SETTLE_WAIT_MS / 1000)
         await change()

@@ -160,15 +160,17 @@ async def test_a_sinks_group_may_be_in_another_cluster() -> None:
         override = {f"admin.override.{name}": value for name, value in other.items()}
         async with Admin(first.bootstrap_servers) as admin:
             for config, more in ((override, {}), ({}, {f"admin.{name}": value for name, value in other.items()})):
-                offsets = ConnectorOffsets(admin, Store(), worker_config(first.bootstrap_servers, **more))
-                await offsets.keep("c", config, [({}, {})], {TP: 7}, altered=False)
-                assert second.committed("connect-c") == {TP: OffsetAndMetadata(7)}
-                assert len((await offsets.read("c", config, is_sink=True))["offsets"]) == 1
-                wanted = await offsets.wanted("c", config, None, is_sink=True)
-                assert wanted == {TP: None}
-                await offsets.keep("c", config, None, wanted, altered=False)
-                assert second.committed("connect-c") == {}
+                of_all = ConnectorOffsets(admin, Store(), worker_config(first.bootstrap_servers, **more))
+                async with of_all.connected("c", config, is_sink=True) as offsets:
+                    await offsets.keep("c", config, [({}, {})], {TP: 7}, altered=False)
+                    assert second.committed("connect-c") == {TP: OffsetAndMetadata(7)}
+                    assert len((await offsets.read("c", config, is_sink=True))["offsets"]) == 1
+                    wanted = await offsets.wanted("c", config, None, is_sink=True)
+                    assert wanted == {TP: None}
+                    await offsets.keep("c", config, None, wanted, altered=False)
+                    assert second.committed("connect-c") == {}
             none = {"connector.client.config.override.policy": "None"}
-            offsets = ConnectorOffsets(admin, Store(), worker_config(first.bootstrap_servers, **none))
+            of_all = ConnectorOffsets(admin, Store(), worker_config(first.bootstrap_servers, **none))
             with pytest.raises(ConfigError, match="override policy None"):
-                await offsets.read("c", override, is_sink=True)
+                async with of_all.connected("c", override, is_sink=True):
+                    pass

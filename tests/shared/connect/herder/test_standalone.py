@@ -15,6 +15,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.config_def import ConfigDef, ConfigValue, Importance, Type
 from penstock.shared.connect.connector import Props, SourceConnector
+from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector
 from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound
 from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
 from penstock.shared.connect.herder.errors import AlreadyExists
@@ -365,6 +366,21 @@ async def test_offsets_change_only_while_the_connector_is_stopped() -> None:
         assert (await herder.connector_offsets("c"))["offsets"] == [{"partition": {"file": "a"}, "offset": {"at": 3}}]
         await herder.alter_offsets("c", None)
         assert (await herder.connector_offsets("c"))["offsets"] == []
+
+
+async def test_an_unreachable_cluster_of_a_sink_blocks_no_other_request() -> None:
+    """While a change of a sink's offsets waits for the sink's cluster, the herder answers other requests."""
+    sink = {"connector.class": "FileStreamSink", "topics": "t", "admin.override.bootstrap.servers": "127.0.0.1:1"}
+    async with running_herder() as (herder, _):
+        herder.plugins.add(FileStreamSinkConnector, "FileStreamSink")
+        await herder.put_connector("c", config() | sink, TargetState.STOPPED, replace=False)
+        altering = asyncio.create_task(herder.alter_offsets("c", None))
+        # The second request comes after the check that the connector is stopped.
+        for _ in range(2):
+            assert await herder.is_healthy()
+        assert not altering.done()
+        altering.cancel()
+        await asyncio.wait([altering])
 
 
 async def test_offsets_of_a_connector_without_its_class_are_an_error() -> None:
