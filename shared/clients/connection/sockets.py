@@ -62,6 +62,9 @@ with jitter. So its retry does not come while the client still waits."""
 CLOSE_TIMEOUT_MS = 1_000
 """How long the close of a client waits for the brokers to read what was sent to them."""
 
+BOOTSTRAP = "bootstrap"
+"""The id of the bootstrap servers, as a node that has a backoff."""
+
 SIZE_BYTES = 4
 FRAME_BYTES_MAX = 1 << 30
 """A larger response is treated as a broken connection."""
@@ -262,7 +265,8 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         self._socket_options = {name: value for name, value in options.items() if name not in NOT_OF_A_SOCKET}
         self._attempts: dict[ConnectionId, asyncio.Task[Any]] = {}
         self._node_errors: dict[int | str, PenstockError] = {}
-        # Each node has its failures in a row and the earliest time of its next attempt, in ms.
+        # Each node has its failures in a row and the earliest time of its next attempt, in ms. All bootstrap servers
+        # together are the node BOOTSTRAP.
         self._backoffs: dict[int | str, tuple[int, float]] = {}
         self._is_closed = False
         self._addresses = Addresses(kafka_settings.send_buffer_bytes, kafka_settings.receive_buffer_bytes)
@@ -325,10 +329,12 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
 
         If no known broker can be connected to (KIP-899), or if updates fail for
         `metadata_recovery_rebootstrap_trigger_ms` (KIP-1102), the bootstrap servers are used, since all brokers may
-        have moved. With `metadata_recovery_strategy=none` they are not.
+        have moved. With `metadata_recovery_strategy=none` they are not. They have a backoff, as a broker does, until a
+        known broker returns metadata.
         """
         started_ms = SYSTEM_CLOCK.monotonic_ms() if self._failing_since_ms is None else self._failing_since_ms
         if await self._update_from_known_node(cluster_metadata, None if topics is None else list(topics)):
+            self._backoffs.pop(BOOTSTRAP, None)
             self._metadata_updated()
             return True
         settings = self._settings
@@ -337,11 +343,12 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         known = self.cluster.brokers()
         # A node has a backoff from a failed attempt to connect until a successful one.
         is_any_reachable = any(broker.nodeId not in self._backoffs for broker in known)
-        # The last condition leaves out `fetch_all_metadata`, which fills metadata of its own.
+        # The third condition leaves out `fetch_all_metadata`, which fills metadata of its own.
         if (
             settings.metadata_recovery_strategy == "none"
             or (is_any_reachable and silent_ms < settings.metadata_recovery_rebootstrap_trigger_ms)
             or cluster_metadata is not self.cluster
+            or self._is_backing_off(BOOTSTRAP)
         ):
             return False
         try:
@@ -350,6 +357,9 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
             if (times := self._unreached.failed(SYSTEM_CLOCK.monotonic_ms())) is not None:
                 log.warning("no bootstrap server reached either", silent_ms=silent_ms, reason=str(e), **times)
             return False
+        finally:
+            # Also after a success: the brokers that they name may be unreachable.
+            self._back_off(BOOTSTRAP)
         if moved := self.cluster.brokers() - known:
             log.warning("metadata from the bootstrap servers", silent_ms=silent_ms)
         # Their backoffs belong to addresses that they no longer have. Other nodes still cannot be connected to.
@@ -433,7 +443,7 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
             return known
         attempt = self._attempts.get(conn_id)
         if attempt is None:
-            if SYSTEM_CLOCK.monotonic_ms() < self._backoffs.get(node_id, (0, 0))[1]:
+            if self._is_backing_off(node_id):
                 return None
             # One attempt for all waiting callers: cancelling one of them does not end it for the others.
             attempt = asyncio.ensure_future(self._connect_to_broker(conn_id))
@@ -476,13 +486,19 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         try:
             connection = await self._open_socket(host, port, timeout_ms, self._on_connection_closed)
         except PenstockError:
-            backoff = ExponentialBackoff(settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms)
-            wait_ms = backoff.wait_ms(failures + 1) * (1 - RECONNECT_JITTER)
-            not_before_ms = SYSTEM_CLOCK.monotonic_ms() + wait_ms
-            self._backoffs[node_id] = failures + 1, not_before_ms
+            self._back_off(node_id)
             raise
         self._backoffs.pop(node_id, None)
         return connection
+
+    def _back_off(self, node_id: int | str) -> None:
+        failures, _ = self._backoffs.get(node_id, (0, 0))
+        backoff = ExponentialBackoff(self._settings.reconnect_backoff_ms, self._settings.reconnect_backoff_max_ms)
+        wait_ms = backoff.wait_ms(failures + 1) * (1 - RECONNECT_JITTER)
+        self._backoffs[node_id] = failures + 1, SYSTEM_CLOCK.monotonic_ms() + wait_ms
+
+    def _is_backing_off(self, node_id: int | str) -> bool:
+        return SYSTEM_CLOCK.monotonic_ms() < self._backoffs.get(node_id, (0, 0))[1]
 
     def connection_error(self, node_id: int | None, where: str) -> PenstockError:
         """Return the error of the last failed attempt to connect to `node_id`, or to any node if `node_id` is None.

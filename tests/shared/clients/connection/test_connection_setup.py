@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from penstock.shared.clients.connection import sockets
 from penstock.shared.clients.connection.connection import Connection, bootstrap
 from penstock.shared.clients.connection.sockets import (
+    BOOTSTRAP,
     FRAME_BYTES_MAX,
     Addresses,
     Found,
@@ -506,8 +507,32 @@ async def test_bootstrapping_again_keeps_the_backoffs_of_unreachable_addresses(
             brokers = [(0, "127.0.0.1", port)]
             caplog.clear()
             assert await client._metadata_update(client.cluster, set())
-            assert list(client._backoffs) == backed_off
+            assert [node for node in client._backoffs if node != BOOTSTRAP] == backed_off
             assert caplog.text.count("metadata from the bootstrap servers") == (not backed_off)
+            del client._backoffs[BOOTSTRAP]
+        await client.close()
+
+
+@pytest.mark.parametrize("is_down", [True, False])
+async def test_bootstrapping_again_has_a_backoff(is_down: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bootstrap servers are not used at each update if they are down, or name only unreachable brokers. The backoff
+    ends when a known broker returns metadata."""
+    clock = ManualClock()
+    monkeypatch.setattr(sockets, "SYSTEM_CLOCK", clock)
+
+    async def advertising(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await respond(reader, writer, [] if is_down else [(0, "127.0.0.1", old)])
+
+    async with serving(advertising, closing, answering) as [(bootstrap_server, server), (_, old), (_, good)]:
+        client = SocketClient(settings(server, reconnect_backoff_max_ms=60_000), "c")
+        knowing(client, old)
+        for updates, wait_ms in ((1, 0), (1, 0), (2, 50), (2, 50), (3, 50)):
+            clock.advance(wait_ms)
+            await client._metadata_update(client.cluster, set())
+            assert bootstrap_server.taken == updates
+        knowing(client, old, good)
+        assert await client._metadata_update(client.cluster, set())
+        assert BOOTSTRAP not in client._backoffs
         await client.close()
 
 
