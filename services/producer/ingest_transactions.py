@@ -286,6 +286,8 @@ class KeyedTransactions:
         Raises ProducerFenced if another service has acquired the partition of keys.
         """
         async with self._lock:
+            if self._producer is None:
+                await self._wait_for_turn()
             begun.set()
             try:
                 producer = self._producer or await self._acquire_ownership()
@@ -322,14 +324,15 @@ class KeyedTransactions:
             self._owned_at = asyncio.get_running_loop().time()
             return response, False
 
+    async def _wait_for_turn(self) -> None:
+        """Wait until the service that has fenced this one has had its turn."""
+        await asyncio.sleep(max(0.0, self._owned_at + self._turn_ms / 1000 - asyncio.get_running_loop().time()))
+
     async def _acquire_ownership(self) -> Producer:
         """Acquire the ownership of the partition of keys, and read the partition to its end.
 
-        Waits first until the service that has fenced this one has had its turn. Returns the producer of the
-        transactions.
+        Returns the producer of the transactions.
         """
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(max(0.0, self._owned_at + self._turn_ms / 1000 - loop.time()))
         known = len(self._keys)
         # This ends an open transaction of the previous owner. So reading then shows whether its key is stored.
         producer = await self._open_producer(f"{self._tp.topic}-{self.number}")
@@ -342,7 +345,7 @@ class KeyedTransactions:
             self._turn_ms = max(TURN_MS, self._turn_ms / 2)
         elif math.isfinite(self._owned_at):
             self._turn_ms = min(self._turn_ms * 2, TURN_MAX_MS)
-        self._owned_at = loop.time()
+        self._owned_at = asyncio.get_running_loop().time()
         self._producer = producer
         return producer
 

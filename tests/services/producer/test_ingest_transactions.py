@@ -13,7 +13,12 @@ from penstock.api.http.problem import failed_outcome, kind_of_record_error
 from penstock.api.http.status_codes import SERVICE_UNAVAILABLE
 from penstock.api.ingest.atomic import IdempotencyKey, StoredResponse
 from penstock.api.settings import IngestSettings
-from penstock.services.producer.ingest_transactions import KafkaTransactor, KeyedTransactions, send_in_transaction
+from penstock.services.producer.ingest_transactions import (
+    TURN_MS,
+    KafkaTransactor,
+    KeyedTransactions,
+    send_in_transaction,
+)
 from penstock.services.producer.settings import DEFAULT_KAFKA
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer, ProducerSettings
@@ -280,5 +285,27 @@ def test_a_request_that_waits_too_long_for_its_turn_is_not_stored_later(is_keyed
                 assert not failed.value.maybe_written
             await let_pass(1)
             assert not transactor._running
+
+    run(wait())
+
+
+def test_a_request_that_waits_too_long_for_another_service_is_not_stored_later() -> None:
+    """The same holds if it waits until the service that has fenced this one has had its turn."""
+
+    async def never_open(_: str) -> Producer:
+        pytest.fail("the transaction has begun")
+
+    async def wait() -> None:
+        settings = IngestSettings(ack_timeout_ms=TURN_MS // 2)
+        admin = Admin(DEFAULT_KAFKA)
+        transactor = KafkaTransactor(DEFAULT_KAFKA, ProducerSettings(), settings, admin)
+        partition = KeyedTransactions(DEFAULT_KAFKA, admin, settings, 0, never_open)
+        partition._owned_at = asyncio.get_running_loop().time()
+        transactor._partitions = [partition]
+        with pytest.raises(KafkaTimeout) as failed:
+            await send_keyed(transactor)
+        assert not failed.value.maybe_written
+        await let_pass(1)
+        assert not transactor._running
 
     run(wait())
