@@ -456,8 +456,10 @@ class Consumer(Generic[K, V]):
         unread = self._positions.unread
         positions.processed()
         self._coordinator.polled(now_ms)
-        # The next poll may be far away: it comes after the last unread record. This commit does not wait.
-        if now_ms >= self._next_commit_ms and self._settings.commit_strategy == "auto":
+        # The next poll may be far away: it comes after the last unread record. This commit does not wait. If a call of
+        # the listener is due, a poll commits after it.
+        is_commit_due = now_ms >= self._next_commit_ms and self._settings.commit_strategy == "auto"
+        if is_commit_due and not self._coordinator.is_listener_due:
             await self._commit_as_configured()
         # A due call of the listener precedes unread records: their partition may be revoked. A poll makes the call,
         # and drops the records of partitions that are gone.

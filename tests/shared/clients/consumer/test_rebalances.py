@@ -499,6 +499,34 @@ async def test_a_cancelled_poll_does_not_cancel_the_listener(cluster: FakeCluste
         assert calls == ["began", "ended"]
 
 
+async def test_an_iteration_commits_nothing_during_a_call_of_the_listener(cluster: FakeCluster) -> None:
+    """An automatic commit does not override a commit of the listener, also if the `async for` that called it was
+    cancelled."""
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    class Held(RebalanceListener):
+        async def on_partitions_revoked(self, partitions: Partitions) -> None:
+            await consumer.commit(dict.fromkeys(partitions, 1))
+            began.set()
+            await go_on.wait()
+
+    async with opened(cluster, commit_strategy="auto", client_id="one") as consumer:
+        consumer.subscribe(["t"], Held())
+        await handed_out(consumer, 9)
+        consumer.enforce_rebalance()
+        iteration = asyncio.create_task(anext(consumer))
+        await began.wait()
+        iteration.cancel()
+        await asyncio.wait([iteration])
+        consumer._next_commit_ms = 0  # the interval has passed
+        iteration = asyncio.create_task(anext(consumer))
+        await heartbeats(cluster, "one", 3)
+        during_call = offsets_of(cluster)
+        go_on.set()
+        await iteration
+        assert during_call == {A: 1, B: 1}
+
+
 @pytest.mark.parametrize("is_blocked", [True, False])
 @pytest.mark.parametrize("what", ["commit", "commit given", "commit_async", "poll", "next"])
 @pytest.mark.parametrize("strategy", ["none", "auto", "sync", "async"])
