@@ -606,7 +606,10 @@ class Consumer(Generic[K, V]):
         return self._coordinator.rebalance_ms
 
     def ping(self) -> None:
-        """Request a response from any broker, so that `silent_ms` shows whether the brokers answer. Does not wait."""
+        """Request a response from any broker, so that `silent_ms` shows whether the brokers answer. Does not wait.
+
+        Raises IllegalState in another event loop, or after a fork.
+        """
         if self._state == "open":
             self._connection.check_loop()
             self._connection.refresh_metadata()
