@@ -78,6 +78,9 @@ READING = frozenset({"GET", "HEAD", "OPTIONS"})
 OWNER = "owner"
 """The name of a client with `auth_token`, which has all scopes."""
 
+INSUFFICIENT_SCOPE = 'Bearer error="insufficient_scope"'
+"""The header WWW-Authenticate of a response to a client that lacks the scope (RFC 6750, section 3.1)."""
+
 
 class Principal(NamedTuple):
     """A client and its scopes."""
@@ -248,7 +251,8 @@ class Guard:
         # 4. The client has the scope that the request needs.
         if not principal.may(needed_scope):
             kind = ErrorKind(FORBIDDEN, "FORBIDDEN", "Not allowed")
-            return principal, Problem(kind, f"{principal.name} lacks the scope {needed_scope}")
+            detail = f"{principal.name} lacks the scope {needed_scope}"
+            return principal, Problem(kind, detail, headers={"WWW-Authenticate": INSUFFICIENT_SCOPE})
         return principal, None
 
     def _auth_challenge(self, headers: Headers) -> str:

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 import httpx
 from fastapi import APIRouter, Request, Response
 
+from penstock.api.http.auth import INSUFFICIENT_SCOPE
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import BAD_GATEWAY, BAD_REQUEST, NOT_FOUND, UNAUTHORIZED
 
@@ -75,10 +76,13 @@ class HttpUpstream:
         except httpx.HTTPError as e:
             kind = ErrorKind(BAD_GATEWAY, "SERVICE_UNREACHABLE", "Another service does not answer", 5)
             raise Problem(kind, f"{self.name}: {type(e).__name__}: {e}".rstrip(": ")) from None
-        # As a 401 it would be about the credentials of this service's own client.
-        if response.status_code == UNAUTHORIZED:
+        # Returned unchanged, it would seem to be about the credentials of this service's own client. Other 403 are
+        # about the request, or about the other service's permissions in Kafka.
+        lacks_scope = response.headers.get("www-authenticate", "") == INSUFFICIENT_SCOPE
+        if response.status_code == UNAUTHORIZED or lacks_scope:
             kind = ErrorKind(BAD_GATEWAY, "SERVICE_UNAUTHORIZED", "Another service rejects this one's credentials")
-            raise Problem(kind, f"{self.name} rejects this service's token (services_auth_token of the admin)")
+            reason = "this service's token lacks a scope" if lacks_scope else "it rejects this service's token"
+            raise Problem(kind, f"{self.name}: {reason} (services_auth_token of the admin)")
         return UpstreamResponse(
             response.status_code,
             response.headers.get("content-type", ""),
