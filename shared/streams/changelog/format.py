@@ -212,6 +212,15 @@ def is_foreign_record(value: bytes | None) -> bool:
     return not (1 <= value[0] <= VERSIONS_MAX and 65 <= value[1] <= 90)
 
 
+def operation_of(value: bytes | None) -> bytes:
+    """Return the operation of an entry of any format version: TAKEOVER means the same in all of them.
+
+    >>> operation_of(b"\\x07T of a version to come") == TAKEOVER, operation_of(None)
+    (True, b'')
+    """
+    return b"" if value is None else value[1:MAGIC_BYTES]
+
+
 def decode_entry(value: bytes | None) -> DecodedEntry:
     """Decode the value of one changelog record. Raises CorruptRecord if it is not an entry of this format version."""
     if value is None or len(value) < ENVELOPE.size:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.shared.clients.consumer import Consumer
@@ -49,14 +48,17 @@ from penstock.shared.common.records import (
     TopicPartition,
 )
 from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog.changelog_reader import CorruptEntry, locate_corrupt_entry
 from penstock.shared.streams.changelog.entry_columns import EntryColumns
 from penstock.shared.streams.changelog.format import (
     PROGRESS,
+    TAKEOVER,
     Takeover,
     decode_entry,
     decode_progress,
     encode_takeover,
     is_foreign_record,
+    operation_of,
 )
 from penstock.shared.streams.runtime.changelog_topic import changelog_consumer, fetch_changelog_topic_id
 from penstock.shared.streams.runtime.partition_restore import (
@@ -95,24 +97,25 @@ class LogReplaced(PenstockError):
 class ChangelogPosition:
     """The position in a changelog partition at which its owner writes, and whether others write there too.
 
-    A commit is a number of entries, then its progress record, then `markers` transaction markers. If the progress
-    record has a higher offset than expected, others have written since the previous commit. If it has a lower offset,
-    the log was replaced. A negative offset means that the broker did not return one.
+    `end` is the offset after the owner's last record. A commit is a number of entries, then its progress record.
+    Between two commits are `markers` transaction markers. If the progress record has a higher offset than expected,
+    others have written since the previous commit. If it has a lower offset, the log was replaced. A negative offset
+    means that the broker did not return one.
 
     >>> position = ChangelogPosition("id", 10, markers=1)
-    >>> position.between(entries=4, offset=14), position.between(entries=4, offset=16)
-    (range(10, 10), range(10, 16))
-    >>> position.written(entries=4, offset=14)
-    CommitPosition(topic_id='id', covered_offset=15, verified_offset=15)
-    >>> position.written(entries=4, offset=21)  # where 20 was to be: the record of another
-    CommitPosition(topic_id='id', covered_offset=22, verified_offset=15)
+    >>> position.between(entries=4, offset=15), position.between(entries=4, offset=17)
+    (range(10, 10), range(10, 17))
+    >>> position.written(entries=4, offset=15)
+    CommitPosition(topic_id='id', covered_offset=16, verified_offset=16)
+    >>> position.written(entries=4, offset=22)  # where 21 was to be: the record of another
+    CommitPosition(topic_id='id', covered_offset=23, verified_offset=16)
     """
 
-    def __init__(self, topic_id: str | None, next_offset: int, markers: int) -> None:
+    def __init__(self, topic_id: str | None, end: int, markers: int) -> None:
         self.topic_id = topic_id
-        self._next = next_offset
+        self._end = end
         self._markers = markers
-        self._verified = next_offset
+        self._verified = end
         self._is_only_writer = True
 
     def between(self, entries: int, offset: int) -> range:
@@ -121,23 +124,24 @@ class ChangelogPosition:
         The commit has `entries` entries, and its progress record is at `offset`. Raises LogReplaced if `offset` is too
         low to be in the same log as the previous commit.
         """
-        least = self._next + entries
+        least = self._end + self._markers + entries
         if 0 <= offset < least:
             raise LogReplaced(
                 f"a commit is at offset {offset}, but the log ended at {least} before it: the topic (id "
                 f"{self.topic_id} before) was recreated, or has lost its end"
             )
-        return range(self._next, offset if offset > least else self._next)
+        # Others may have written before the marker of the previous commit, too.
+        return range(self._end, offset if offset > least else self._end)
 
     def written(self, entries: int, offset: int) -> CommitPosition:
         """Record the owner's commit of `entries` that ends at `offset`, and return its position in the changelog."""
         # Once something else lies between two commits, it may be another owner's takeover. Only a restore can find out.
         # So the verified offset stays at the last commit before.
-        self._is_only_writer &= offset == self._next + entries
+        self._is_only_writer &= offset == self._end + self._markers + entries
         if self._is_only_writer:
             self._verified = offset + 1
         if offset >= 0:
-            self._next = offset + 1 + self._markers
+            self._end = offset + 1
         return CommitPosition(self.topic_id, offset + 1, self._verified)
 
 
@@ -291,7 +295,8 @@ class ChangelogPartition:
         """Write one commit and return its position in the log. After an error the task must be discarded.
 
         Raises ProducerFenced if another owner has taken over the partition, or if the transaction took longer than
-        `transaction_timeout_ms`. Raises LogReplaced if the changelog is another topic now, or has lost its end.
+        `transaction_timeout_ms`. Raises LogReplaced if the changelog is another topic now, or has lost its end. Raises
+        CorruptRecord if others have written a takeover record that cannot be decoded.
         """
         partition = self.topic_partition.partition
         offsets = {TopicPartition(topic, partition): committed_position(at) for topic, at in commit.sources.items()}
@@ -348,7 +353,7 @@ class ChangelogPartition:
         self._epoch = epoch
         # The marker that ends a transaction takes an offset.
         markers = 1 if self.exactly_once else 0
-        self._log_position = ChangelogPosition(restoring.topic_id, metadata.offset + 1 + markers, markers)
+        self._log_position = ChangelogPosition(restoring.topic_id, metadata.offset + 1, markers)
 
     def _foreign_write_offsets(self, entries: int, last: RecordMetadata) -> range:
         """Return the offsets at which others may have written before a commit. Raises LogReplaced for another log."""
@@ -361,7 +366,7 @@ class ChangelogPartition:
         """Raise ProducerFenced if a takeover record with a higher epoch is at one of the offsets `others`.
 
         `others` are the offsets at which others may have written before a commit. If there are any, raises LogReplaced
-        if the changelog was deleted and created again.
+        if the changelog was deleted and created again, and CorruptRecord if a takeover record cannot be decoded.
         """
         if not others:
             return
@@ -420,7 +425,8 @@ async def find_takeover(
     """Return the first offset in `span` at which an owner above `epoch` took over the changelog partition, or None.
 
     The `consumer` must be read_uncommitted, so takeovers of aborted transactions are found too. Raises OffsetOutOfRange
-    if the span was deleted, and KafkaTimeout if its records do not come within `timeout_ms`.
+    if the span was deleted, KafkaTimeout if its records do not come within `timeout_ms`, and CorruptRecord if a
+    takeover record cannot be decoded.
     """
     consumer.assign([at])
     consumer.seek(at, span.start)
@@ -438,8 +444,14 @@ async def find_takeover(
 
 def _find_takeover(columns: Columns, span: range, epoch: int) -> int | None:
     for offset, value in zip(columns.offsets.tolist(), columns.values, strict=True):
-        # Invalid records are skipped here, because a restore reports them.
-        with suppress(CorruptRecord):
-            if offset in span and not is_foreign_record(value) and decode_entry(value).takes_over_from(epoch):
-                return int(offset)
+        # Readers stop at other entries that cannot be decoded, but the owner's commits count.
+        if offset not in span or is_foreign_record(value) or operation_of(value) != TAKEOVER:
+            continue
+        try:
+            entry = decode_entry(value)
+        except CorruptRecord as e:
+            # Its epoch is not known, so commits after it may not count.
+            raise locate_corrupt_entry(columns.topic_partition, CorruptEntry(offset, str(e))) from None
+        if entry.takes_over_from(epoch):
+            return int(offset)
     return None

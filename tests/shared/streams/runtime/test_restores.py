@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from structlog.testing import capture_logs
 from penstock.shared.clients.admin import Admin, TopicDescription
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import (
+    CorruptRecord,
     KafkaTimeout,
     LogTruncation,
     OffsetOutOfRange,
@@ -23,12 +25,18 @@ from penstock.shared.common.errors import (
     SourceOffsetsMissing,
     SourceTopicChanged,
 )
-from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.changelog.format import Takeover, encode_deleted, encode_takeover
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.runtime import source_positions
-from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition, ChangelogPosition, LogReplaced
+from penstock.shared.streams.runtime.changelog_partition import (
+    ChangelogPartition,
+    ChangelogPosition,
+    LogReplaced,
+    _find_takeover,
+)
 from penstock.shared.streams.runtime.partition_restore import RESTORE_RECORDS_MAX, PartitionRestore
 from penstock.shared.streams.runtime.restore_progress import LOG_INTERVAL_MS, RestoreProgress
 from penstock.shared.streams.runtime.source_positions import (
@@ -610,12 +618,31 @@ def test_commits_end_to_end_prove_one_owner() -> None:
 def test_a_commit_before_the_end_of_the_one_before_is_in_another_log() -> None:
     """A log with the earlier commit has no room for it there. An unknown offset proves nothing."""
     position = ChangelogPosition("id", 5, markers=1)
-    position.written(2, 7)
+    position.written(2, 8)
     assert position.between(2, -1) == range(9, 9)
-    assert position.written(2, -1) == CommitPosition("id", 0, 8)
+    assert position.written(2, -1) == CommitPosition("id", 0, 9)
     assert position.between(2, 14) == range(9, 14)
-    with pytest.raises(LogReplaced, match=r"offset 10.*11.*before"):
-        position.between(2, 10)
+    with pytest.raises(LogReplaced, match=r"offset 11.*12.*before"):
+        position.between(2, 11)
+
+
+def test_records_of_others_before_a_marker_are_searched() -> None:
+    """Others may write between a commit's progress record and its transaction marker, too."""
+    position = ChangelogPosition("id", 5, markers=1)
+    assert position.between(2, 8) == range(5, 5)
+    assert position.between(2, 9) == range(5, 9)
+
+
+def test_a_takeover_record_that_cannot_be_decoded_is_an_error() -> None:
+    """Then an owner cannot know whether its own commits count. Another entry of a later version is no takeover."""
+    own, later = (encode_takeover(epoch, Takeover("app", "i", 0)) for epoch in (3, 4))
+    values = [later, own, encode_deleted(0, 4, 1, 1), b"foreign", None, later, b"\x03L", b"\x03" + later[1:]]
+    offsets = np.arange(40, 40 + len(values))
+    columns = Columns("app-changelog", 2, [None] * len(values), values, offsets, offsets)
+    assert _find_takeover(columns, range(41, 45), 3) is None
+    assert _find_takeover(columns, range(41, 47), 3) == 45
+    with pytest.raises(CorruptRecord, match=r"app-changelog-2 at offset 47.*version 3"):
+        _find_takeover(columns, range(46, 48), 3)
 
 
 async def test_state_that_does_not_fit_is_reported_with_its_partition() -> None:
