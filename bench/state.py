@@ -95,7 +95,7 @@ class Filled:
         self._offset += count
         self.task.process(Columns("clicks", 0, keys, [b'{"ms":5}'] * count, times, offsets), START_MS)
         self._changelog += len(self.task.prepare_commit(START_MS).changelog)
-        self.task.commit_succeeded(CommitPosition(None, self._changelog, self._changelog))
+        self.task.commit_succeeded(CommitPosition(None, self._changelog))
 
     def close(self) -> None:
         """Release the folder."""

@@ -20,13 +20,12 @@ from penstock.shared.common.errors import ChangelogHole, ConfigError, OffsetOutO
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.lake import state_snapshot
 from penstock.shared.common.lake.state_snapshot import PartitionSnapshot, Snapshot
-from penstock.shared.common.records import Columns, TopicPartition
+from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.changelog_reader import (
     Change,
     ChangelogReader,
-    CorruptEntry,
-    locate_corrupt_entry,
+    feed_records,
     reader_start_offset,
 )
 from penstock.shared.streams.changelog.format import DELETED, FINAL
@@ -121,19 +120,8 @@ async def _read_to_end(
         while any(positions[at] < ends[at] for at in readers):
             check(positions, ends)
             for at, columns in (await consumer.poll(RESTORE_POLL_MS)).items():
-                feed_tail_records(readers[at], columns)
+                feed_records(readers[at], columns)
             positions = {at: await consumer.position(at) for at in readers}
-
-
-def feed_tail_records(reader: ChangelogReader, columns: Columns) -> None:
-    """Feed records of the changelog's tail to a reader.
-
-    Raises CorruptRecord, whose message names the record that cannot be decoded and says what to do.
-    """
-    try:
-        reader.feed(columns.offsets, columns.keys, columns.values)
-    except CorruptEntry as e:
-        raise locate_corrupt_entry(columns.topic_partition, e) from e
 
 
 class TailChange(NamedTuple):

@@ -195,7 +195,7 @@ class TopologyTestDriver:
             if record.topic not in internal:
                 self.outputs.setdefault(record.topic, []).append(record)
         self.changelog += commit.changelog
-        self.task.commit_succeeded(CommitPosition(None, len(self.changelog), len(self.changelog)))
+        self.task.commit_succeeded(CommitPosition(None, len(self.changelog)))
         self._append_records(outputs)
 
     def read(self, topic: str) -> list[ProducerRecord]:

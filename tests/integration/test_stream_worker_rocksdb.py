@@ -80,7 +80,7 @@ async def test_a_killed_worker_restores_only_the_tail(
             assert (set(got[0]), set(got[1])) == (set(closed), set(late))
         again = await processed(chain, chain.worker(**given))
         assert (again.changelog_windows, again.local_windows > 0) == (0, True)
-        assert again.changelog_records <= 2  # its own takeover: all earlier records are verified to be of one owner
+        assert again.changelog_records <= 2  # its own takeover: all earlier records are in the rows on disk
 
 
 async def test_a_fenced_commit_is_not_written_to_disk(kafka: Broker, topic_name: str, tmp_path: Path) -> None:
@@ -98,12 +98,10 @@ async def test_a_fenced_commit_is_not_written_to_disk(kafka: Broker, topic_name:
                 process_records(new_task, chain, 20)
                 await commit(new, new_task, chain)
             assert local.checkpoint is not None
-            assert local.checkpoint.covered_offset == local.checkpoint.verified_offset == 3
+            assert local.checkpoint.covered_offset == 3
         async with owner(chain, "at_least_once", local) as (_, third):
             (session,) = third.stores["s"].rows()
             assert (session.end, session.states[0], third.sources) == (20, 3, {topic_name: 3})
-            assert local.checkpoint is not None
-            assert local.checkpoint.covered_offset == local.checkpoint.verified_offset
         local.close()
 
 

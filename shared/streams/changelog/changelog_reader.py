@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.shared.common.errors import ChangelogHole, CorruptRecord
 from penstock.shared.common.packed_bytes import PackedBytes
-from penstock.shared.common.records import Int64Array, TopicPartition
+from penstock.shared.common.records import Columns, Int64Array, TopicPartition
 from penstock.shared.streams.aggregations.aggregation import Column
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog import reader_kernels as k
@@ -431,6 +431,17 @@ def _require_stores(numbers: Int64Array, offsets: Int64Array, stores: tuple[Stor
     """Raise CorruptEntry for the first entry with a store number that the commit's stores do not have."""
     for index in np.flatnonzero(numbers >= len(stores)):
         raise CorruptEntry(int(offsets[index]), f"an entry for store {numbers[index]}; there are {len(stores)} stores")
+
+
+def feed_records(reader: ChangelogReader, columns: Columns) -> None:
+    """Feed records of the reader's partition to it.
+
+    Raises CorruptRecord, whose message names the record that cannot be decoded and says what to do.
+    """
+    try:
+        reader.feed(columns.offsets, columns.keys, columns.values)
+    except CorruptEntry as e:
+        raise locate_corrupt_entry(columns.topic_partition, e) from e
 
 
 def compile_changelog_reader() -> None:

@@ -71,7 +71,6 @@ from penstock.shared.streams.runtime.restore_progress import RestoreProgress, Re
 from penstock.shared.streams.runtime.source_positions import committed_position
 from penstock.shared.streams.settings import DEAD_LETTER_OVERHEAD_MAX, StreamsSettings
 from penstock.shared.streams.state.checkpoint import CommitPosition
-from penstock.shared.streams.state.local_restore import Overtaken
 from penstock.shared.streams.task.outputs import OutputBulk, TaskCommit, output_partition
 from penstock.shared.streams.task.stream_task import StreamTask
 
@@ -105,18 +104,14 @@ class ChangelogPosition:
     >>> position = ChangelogPosition("id", 10, markers=1)
     >>> position.between(entries=4, offset=15), position.between(entries=4, offset=17)
     (range(10, 10), range(10, 17))
-    >>> position.written(entries=4, offset=15)
-    CommitPosition(topic_id='id', covered_offset=16, verified_offset=16)
-    >>> position.written(entries=4, offset=22)  # where 21 was to be: the record of another
-    CommitPosition(topic_id='id', covered_offset=23, verified_offset=16)
+    >>> position.written(offset=15)
+    CommitPosition(topic_id='id', covered_offset=16)
     """
 
     def __init__(self, topic_id: str | None, end: int, markers: int) -> None:
         self.topic_id = topic_id
         self._end = end
         self._markers = markers
-        self._verified = end
-        self._is_only_writer = True
 
     def between(self, entries: int, offset: int) -> range:
         """Return the offsets at which others may have written before the owner's commit.
@@ -133,16 +128,11 @@ class ChangelogPosition:
         # Others may have written before the marker of the previous commit, too.
         return range(self._end, offset if offset > least else self._end)
 
-    def written(self, entries: int, offset: int) -> CommitPosition:
-        """Record the owner's commit of `entries` that ends at `offset`, and return its position in the changelog."""
-        # Once something else lies between two commits, it may be another owner's takeover. Only a restore can find out.
-        # So the verified offset stays at the last commit before.
-        self._is_only_writer &= offset == self._end + self._markers + entries
-        if self._is_only_writer:
-            self._verified = offset + 1
+    def written(self, offset: int) -> CommitPosition:
+        """Record the owner's commit that ends at `offset`, and return its position in the changelog."""
         if offset >= 0:
             self._end = offset + 1
-        return CommitPosition(self.topic_id, offset + 1, self._verified)
+        return CommitPosition(self.topic_id, offset + 1)
 
 
 class RecordRejected(DataError):
@@ -261,7 +251,9 @@ class ChangelogPartition:
         ChangelogHole, SchemaMismatch or CorruptRecord if the state cannot be restored completely.
         """
         started = self._clock.monotonic_ms()
-        for attempt in range(1, SNAPSHOT_ATTEMPTS_MAX + 1):
+        attempt = 0
+        while True:
+            attempt += 1
             # A standby is used once, and continues if the log still has the records that follow its position. A restore
             # that starts again begins with an empty task.
             restoring = standby or PartitionRestore(self._kafka, self._settings, make_task(), self._clock)
@@ -270,10 +262,6 @@ class ChangelogPartition:
             self.progress = restoring.progress
             try:
                 await self._restore_stores(restoring)
-            except Overtaken as e:
-                # The owner of the state on disk had been overtaken before its last commits. Restore without it.
-                assert restoring.task.local is not None
-                restoring.task.local.discard(str(e))
             except SchemaMismatch as e:
                 raise SchemaMismatch(f"{self.topic_partition}: {e}") from e
             except OffsetOutOfRange as e:
@@ -289,7 +277,6 @@ class ChangelogPartition:
             finally:
                 if self._metrics is not None:
                     self._metrics.remove_progress(self.topic_partition.partition)
-        raise ChangelogHole(f"{self.topic_partition}: no restore finished in {SNAPSHOT_ATTEMPTS_MAX} attempts")
 
     async def commit(self, commit: TaskCommit, group: GroupMetadata) -> CommitPosition:
         """Write one commit and return its position in the log. After an error the task must be discarded.
@@ -325,7 +312,7 @@ class ChangelogPartition:
             last = await self._write_records(progress)
             # Another owner may have taken over since the previous commit.
             await self._require_in_force(self._foreign_write_offsets(len(entries), last))
-        return self._log_position.written(len(entries), last.offset)
+        return self._log_position.written(last.offset)
 
     # --- restore ---
 

@@ -29,6 +29,7 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.changelog_reader import (
     ChangelogReader,
     CorruptEntry,
+    feed_records,
     locate_corrupt_entry,
     reader_start_offset,
 )
@@ -44,11 +45,7 @@ from penstock.shared.streams.runtime.changelog_topic import changelog_consumer, 
 from penstock.shared.streams.runtime.restore_progress import RestoreProgress, RestoreReport
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import Checkpoint
-from penstock.shared.streams.state.local_restore import (
-    continue_from_local_state,
-    require_local_state_in_force,
-    write_restored_rows,
-)
+from penstock.shared.streams.state.local_restore import continue_from_local_state, write_restored_rows
 from penstock.shared.streams.task.restore import restore_changes, restore_progress, restore_windows
 from penstock.shared.streams.task.stream_task import StreamTask
 
@@ -81,7 +78,6 @@ class PartitionRestore:
         self.at = TopicPartition(settings.changelog_topic, task.partition)
         self.reader = ChangelogReader(partial(restore_changes, task), stores=task.schemas)
         self.topic_id: str | None = None
-        self._checkpoint: Checkpoint | None = None
         self._applied_before = 0
         self._foreign_before = 0
 
@@ -107,10 +103,7 @@ class PartitionRestore:
         start = (
             await self._find_start(consumer) if reader.next_offset is None else await self._resume_position(consumer)
         )
-        # From a checkpoint, the records between its two offsets are only searched for a takeover
-        # (`_feed_changelog_records`). The reader begins after them, at the covered offset.
-        if self._checkpoint is None or start == self._checkpoint.covered_offset:
-            reader.next_offset = start
+        reader.next_offset = start
         consumer.seek(self.at, start)
         return (await consumer.end_offsets([self.at]))[self.at]
 
@@ -150,7 +143,7 @@ class PartitionRestore:
 
     async def read_until(self, end: int, consumer: Consumer) -> None:
         """Read and apply the records before the offset `end`. The last fetch may contain later ones, which are applied
-        too. Records whose changes are in the rows on disk already are only searched for a takeover.
+        too.
 
         Raises KafkaTimeout if the position does not advance for RESTORE_IDLE_MS_MAX.
         """
@@ -220,20 +213,7 @@ class PartitionRestore:
     # --- inside ---
 
     def _feed_changelog_records(self, columns: Columns) -> int:
-        reader = self.reader
-        checkpoint = self._checkpoint
-        # Records below the covered offset are in the rows on disk already. Applied again, older changes would replace
-        # newer rows.
-        covered = 0 if checkpoint is None else int(columns.offsets.searchsorted(checkpoint.covered_offset))
-        try:
-            if checkpoint is not None and covered:
-                for offset, value in zip(columns.offsets[:covered].tolist(), columns.values[:covered], strict=True):
-                    # If another owner took over below the covered offset, the rows contain later commits of the fenced
-                    # owner, and are invalid.
-                    require_local_state_in_force(checkpoint, offset, value)
-            reader.feed(columns.offsets[covered:], columns.keys[covered:], columns.values[covered:])
-        except CorruptEntry as e:
-            raise locate_corrupt_entry(self.at, e) from e
+        feed_records(self.reader, columns)
         self.report.changelog_records += len(columns)
         # The buffer of a restore is limited, because the state may be larger than memory.
         if self.task.local is not None and self.task.local.is_full:
@@ -244,9 +224,8 @@ class PartitionRestore:
         # Before anything is read. If the topic is replaced meanwhile, a later comparison shows it.
         self.topic_id = await fetch_changelog_topic_id(self._kafka, self.at.topic)
         # First choice: the state on disk. Then the snapshot, then the log from its beginning.
-        self._checkpoint = await self._take_up_local(consumer)
-        if self._checkpoint is not None:
-            return self._checkpoint.verified_offset
+        if (found := await self._take_up_local(consumer)) is not None:
+            return found.covered_offset
         covered = await self._load_snapshot()
         first = (await consumer.beginning_offsets([self.at]))[self.at]
         end = (await consumer.end_offsets([self.at]))[self.at]

@@ -27,7 +27,6 @@ from penstock.shared.streams.runtime.partition_restore import PartitionRestore
 from penstock.shared.streams.runtime.restore_progress import RestoreProgress
 from penstock.shared.streams.runtime.stream_task_factory import StreamTaskFactory
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.state.local_restore import Overtaken
 
 log = get_logger(__name__)
 
@@ -148,7 +147,7 @@ class Standbys:
             standby.following.add_done_callback(lambda _: _close_standby_state(standby.restoring))
             raise
         restoring = standby.restoring
-        # The reader has no position yet: a snapshot is loaded in part, or the state on disk is still being checked.
+        # The reader has no position yet: perhaps a snapshot is loaded in part.
         if restoring is not None and restoring.reader.next_offset is None:
             _close_standby_state(restoring)
             return None
@@ -170,11 +169,6 @@ class Standbys:
         while True:
             try:
                 await self._read_changelog(standby)
-            except Overtaken as e:
-                # The state on disk has commits that no reader counts. Begin again without it.
-                if standby.restoring is not None and standby.restoring.task.local is not None:
-                    standby.restoring.task.local.discard(str(e))
-                self._drop_restored_state(standby)
             except RetriableError as e:
                 if (times := standby.failing.failed(self._clock.monotonic_ms())) is not None:
                     log.warning("a standby is behind", partition=standby.partition, **times, reason=str(e))

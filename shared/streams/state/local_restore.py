@@ -1,9 +1,8 @@
 """Restores from an instance's disk: finds the offset from which to read the changelog, and detects unusable state.
 
-Rows on disk contain the changelog up to the checkpoint's covered offset. They are invalid if their owner wrote them
-after another owner had taken over the partition. State that is invalid, does not fit the changelog, or has other stores
-or aggregations, is deleted, and restored from the snapshot and the log. That is no error. The reason is logged, unless
-the state is incomplete or has another format.
+Rows on disk contain the changelog up to the checkpoint's covered offset. State that does not fit the changelog, or has
+other stores or aggregations, is deleted, and restored from the snapshot and the log. That is no error. The reason is
+logged, unless the state is incomplete or has another format.
 """
 
 from __future__ import annotations
@@ -12,19 +11,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.shared.common.errors import CorruptRecord
-from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry
-from penstock.shared.streams.changelog.format import EPOCH_MAX, decode_entry, is_foreign_record
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader
+from penstock.shared.streams.changelog.format import EPOCH_MAX
 from penstock.shared.streams.changelog.store_schema import StoreSchema, check_schema
 from penstock.shared.streams.state.checkpoint import Checkpoint
 from penstock.shared.streams.state.row_codec import row_layout
 
 if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
-
-
-class Overtaken(Exception):
-    """The state on disk has commits that its owner wrote after another owner had taken over the partition."""
 
 
 def continue_from_local_state(
@@ -62,24 +56,6 @@ def _why_checkpoint_unusable(found: Checkpoint, stores: tuple[StoreSchema, ...])
     return f"no owner can go above its epoch {found.epoch}" if found.epoch >= EPOCH_MAX else None
 
 
-def require_local_state_in_force(found: Checkpoint, offset: int, value: bytes | None) -> None:
-    """Raise Overtaken if this changelog record is the takeover record of an owner after that of the checkpoint `found`.
-
-    The record, at `offset`, is below the checkpoint's covered offset. A record that lacks the mark of changelog entries
-    (`is_foreign_record`) is ignored. Raises CorruptEntry if the `value` of an entry cannot be decoded.
-    """
-    if is_foreign_record(value):
-        return
-    try:
-        entry = decode_entry(value)
-    except CorruptRecord as e:
-        # It may have been a takeover record.
-        raise CorruptEntry(offset, str(e)) from None
-    if entry.takes_over_from(found.epoch):
-        later = f"the state has later commits of epoch {found.epoch}"
-        raise Overtaken(f"epoch {entry.epoch} began at offset {offset}, {later}")
-
-
 def write_restored_rows(
     reader: ChangelogReader, local: LocalState, topic_id: str | None, stores: tuple[StoreSchema, ...]
 ) -> None:
@@ -94,4 +70,4 @@ def write_restored_rows(
         # the first commit of a topology with an added aggregation.
         if progress is not None:
             progress = msgspec.structs.replace(progress, stores=stores)
-        local.write(Checkpoint(topic_id, reader.epoch, covered, covered, progress))
+        local.write(Checkpoint(topic_id, reader.epoch, covered, progress))

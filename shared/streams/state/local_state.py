@@ -169,7 +169,7 @@ class LocalState:
         self._prepared = None
         # Up to `due_ms` the index is not searched again, so no entry may be left before it.
         due = {number: store.due_ms for number, store in self._stores.items()}
-        checkpoint = Checkpoint(position.topic_id, epoch, position.covered_offset, position.verified_offset, progress)
+        checkpoint = Checkpoint(position.topic_id, epoch, position.covered_offset, progress)
         more = self.db.write(rows, checkpoint, indexed=self._indexed, due=due)
         own: dict[int, dict[tuple[bytes, int], StoredRow | None]] = {number: {} for number in self._stores}
         for (number, key, start), row in rows.items():

@@ -18,7 +18,6 @@ from penstock.services.aggregator.changelog_tail import (
     ChangelogLocation,
     TailChange,
     decode_tail_change,
-    feed_tail_records,
 )
 from penstock.services.aggregator.sessions_command import main, print_windows
 from penstock.services.aggregator.stored_windows import (
@@ -34,7 +33,7 @@ from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.records import Columns, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
-from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, apply_one_by_one
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, apply_one_by_one, feed_records
 from penstock.shared.streams.changelog.format import (
     Progress,
     Takeover,
@@ -61,7 +60,7 @@ def test_an_unreadable_state_is_located() -> None:
     offsets = np.arange(70, 73)
     message = r"^app-changelog-3 at offset 71:.*streams reset"
     with pytest.raises(CorruptRecord, match=message):
-        feed_tail_records(reader, Columns("app-changelog", 3, [None, b"k", None], values, offsets, offsets))
+        feed_records(reader, Columns("app-changelog", 3, [None, b"k", None], values, offsets, offsets))
 
 
 def test_the_store_is_the_only_one_or_named() -> None:

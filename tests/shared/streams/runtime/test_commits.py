@@ -191,7 +191,7 @@ async def test_state_on_disk_is_deleted_if_the_log_lost_its_end(tmp_path: Path) 
     owned, task = owned_on_disk(state, builder.build(), Elsewhere())
     task.process(Columns.of([ConsumerRecord("in", 0, 0, 5, b"a", b"{}")]), 0)
     task.prepare_commit(0)
-    task.commit_succeeded(CommitPosition("id", 7, 7))
+    task.commit_succeeded(CommitPosition("id", 7))
     commits = TaskCommits(StreamsSettings(), SYSTEM_CLOCK, CollectorRegistry())
     with pytest.raises(LogReplaced):
         await commits._write_commit(owned, task, task.prepare_commit(0), member)  # type: ignore[arg-type]
@@ -208,7 +208,7 @@ class OffsetLost:
     topic_partition = TopicPartition("app-changelog", 0)
 
     async def commit(self, commit: object, group: GroupMetadata) -> CommitPosition:
-        return CommitPosition("id", 0, 0)
+        return CommitPosition("id", 0)
 
     async def close(self, timeout_ms: float | None = None) -> None:
         pass

@@ -87,7 +87,7 @@ class Working:
         if self.offset > 1:
             raise LogReplaced("made again")
         self.reject_one()
-        return CommitPosition("id", 7, 7)
+        return CommitPosition("id", 7)
 
 
 async def test_rejections_are_logged_with_the_commit_that_contains_them() -> None:

@@ -15,14 +15,12 @@ import pytest
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
-from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, ignore_changes
-from penstock.shared.streams.changelog.format import EPOCH_MAX, Takeover, encode_deleted, encode_takeover
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ignore_changes
+from penstock.shared.streams.changelog.format import EPOCH_MAX
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.state.checkpoint import Checkpoint, CommitPosition
 from penstock.shared.streams.state.local_restore import (
-    Overtaken,
     continue_from_local_state,
-    require_local_state_in_force,
 )
 from penstock.shared.streams.state.local_state import RESTORE_BYTES_MAX, CommitOffsetUnknown, LocalState
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
@@ -60,7 +58,7 @@ def test_only_confirmed_commits_are_on_disk(state: LocalState) -> None:
     task.prepare_commit(0)
     take(task, b"b", 6)
     assert (state.db.count(0), state.checkpoint, len(task.stores["s"])) == (0, None, 2)
-    task.commit_succeeded(CommitPosition("id", 7, 7))
+    task.commit_succeeded(CommitPosition("id", 7))
     assert [(key, start) for key, start, _ in state.db.rows(0)] == [(b"a", 5)]
     assert state.checkpoint is not None
     assert (state.checkpoint.covered_offset, state.checkpoint.epoch, state.checkpoint.topic_id) == (7, 1, "id")
@@ -75,7 +73,7 @@ def test_a_commit_without_an_offset_is_restored_from_the_log(state: LocalState) 
     take(task, b"a", 5)
     task.prepare_commit(0)
     with pytest.raises(CommitOffsetUnknown):
-        task.commit_succeeded(CommitPosition("id", 0, 0))
+        task.commit_succeeded(CommitPosition("id", 0))
     assert state.checkpoint is None
 
 
@@ -85,7 +83,7 @@ def test_a_response_after_the_end_changes_nothing(state: LocalState) -> None:
     take(task, b"a", 5)
     task.prepare_commit(0)
     state.close()
-    task.commit_succeeded(CommitPosition("id", 7, 7))
+    task.commit_succeeded(CommitPosition("id", 7))
     assert state.checkpoint is None
 
 
@@ -105,7 +103,7 @@ def test_memory_is_released_row_by_row(state: LocalState) -> None:
     for i in range(50):
         take(task, b"%d" % i, 5)
         task.prepare_commit(0)
-        task.commit_succeeded(CommitPosition("id", i + 1, i + 1))
+        task.commit_succeeded(CommitPosition("id", i + 1))
     store = task.stores["s"]
     assert (len(store), state._budget.bytes_used) == (50, 0)
     take(task, b"3", 7)
@@ -125,7 +123,7 @@ def test_rows_in_memory_stay_within_their_limit(tmp_path: Path) -> None:
         take(task, b"%d" % i, 5)
         if i % 10 == 9:
             task.prepare_commit(0)
-            task.commit_succeeded(CommitPosition("id", i + 1, i + 1))
+            task.commit_succeeded(CommitPosition("id", i + 1))
             assert own.budget.bytes_used <= limit
     store = task.stores["s"]
     assert isinstance(store, PersistentWindowStore)
@@ -134,29 +132,13 @@ def test_rows_in_memory_stay_within_their_limit(tmp_path: Path) -> None:
     state.close()
 
 
-FOUND = Checkpoint("id", epoch=3, covered_offset=50, verified_offset=40, progress=None)
+FOUND = Checkpoint("id", epoch=3, covered_offset=50, progress=None)
 
 
 def topology(gap_ms: int = 10, **more: Sum) -> Topology:
     builder = StreamsBuilder()
     builder.stream("in").group_by_key().session_window(gap_ms).aggregate("s", n=Count(), **more).on_close().to("out")
     return builder.build()
-
-
-def test_a_takeover_before_the_covered_offset_ends_the_trust() -> None:
-    """A higher epoch that began before the state on disk was written makes it invalid. No other record does."""
-    own, other = (encode_takeover(epoch, Takeover("app", "i", 0)) for epoch in (3, 4))
-    for value in (own, encode_deleted(0, 4, 1, 1), b"foreign", None):
-        require_local_state_in_force(FOUND, 44, value)
-    with pytest.raises(Overtaken, match=r"epoch 4.*offset 44"):
-        require_local_state_in_force(FOUND, 44, other)
-
-
-def test_a_record_before_the_covered_offset_that_cannot_be_read_is_named() -> None:
-    """A corrupt record before the covered offset is an error with its offset, because it may have been a takeover."""
-    damaged = b"\x03" + encode_takeover(4, Takeover("app", "i", 0))[1:]
-    with pytest.raises(CorruptEntry, match=r"offset 44.*version 3"):
-        require_local_state_in_force(FOUND, 44, damaged)
 
 
 def test_state_that_has_met_the_highest_epoch_is_not_gone_on_from(tmp_path: Path) -> None:
@@ -250,9 +232,9 @@ def test_state_on_disk_of_other_windows_is_rejected_at_once(tmp_path: Path) -> N
 
 def test_a_changelog_that_does_not_go_on_from_there() -> None:
     """Another topic, a log that begins too late and a log that lost its end are each reported with their numbers."""
-    assert FOUND.mismatch("id", 40, 50) is None
+    assert FOUND.mismatch("id", 50, 50) is None
     assert "now has id other" in (FOUND.mismatch("other", 0, 90) or "")
-    assert FOUND.mismatch("id", 41, 90) == "the changelog begins at 41, the state is verified up to 40"
+    assert FOUND.mismatch("id", 51, 90) == "the changelog begins at 51, the state is of offset 50"
     assert FOUND.mismatch("id", 0, 49) == "the changelog ends at 49, the state is of offset 50"
 
 

@@ -376,7 +376,7 @@ def test_rows_may_be_changed_while_they_are_iterated(is_on_disk: bool) -> None:
 
 
 MEMORY = RocksMemory(8 * 1024 * 1024)
-AT = Checkpoint("id", 3, 17, 15, None)
+AT = Checkpoint("id", 3, 17, None)
 
 
 def test_rows_are_found_by_key_in_order_of_start(tmp_path: Path) -> None:
