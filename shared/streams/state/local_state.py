@@ -24,7 +24,6 @@ from penstock.shared.streams.state.persistent_stores import (
     PersistentJoinStore,
     PersistentKeyValueStore,
     PersistentWindowStore,
-    StoredRows,
 )
 from penstock.shared.streams.state.rocksdb import RocksDb, RowId, StoredRow
 from penstock.shared.streams.state.row_codec import RowCodec
@@ -81,10 +80,10 @@ class LocalState:
 
     def store(self, number: int, builder: StoreBuilder) -> AnyPersistentStore:
         """Build a store on disk, the `number`th of its topology."""
-        rows = StoredRows(self.db, number, partial(self.restore_raw, builder.schema.name))
+        restore = partial(self.restore_raw, builder.schema.name)
         codec = RowCodec(builder.schema, builder.aggregations)
         on_disk = PERSISTENT_STORES.get(builder.schema.kind, PersistentWindowStore)
-        store = on_disk(builder.build(), rows, codec, self._budget)
+        store = on_disk(builder.build(), self.db, number, restore, codec, self._budget)
         self._stores[number] = store
         return store
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -34,48 +35,22 @@ CACHED_ROW_BYTES = 400
 """The estimated bytes of a row in memory besides its states."""
 
 
-class StoredRows:
-    """The rows of one store on disk, the `number`th of its topology."""
-
-    def __init__(self, db: RocksDb, number: int, restore: Callable[[bytes, int, int, bytes | None], None]) -> None:
-        self._db = db
-        self._number = number
-        self.restore = restore
-        """Restores a row from a key, start, end and state; without a state, removes it."""
-
-    @property
-    def count(self) -> int:
-        return self._db.count(self._number)
-
-    def of(self, key: bytes, after: int | None = None, limit: int | None = None) -> Sequence[tuple[int, StoredRow]]:
-        return self._db.rows_of(self._number, key, after, limit)
-
-    def latest_of(self, key: bytes, start_max: int, end_max: int, limit: int) -> Sequence[tuple[int, StoredRow]]:
-        return self._db.latest_rows_of(self._number, key, start_max, end_max, limit)
-
-    def of_many(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Sequence[tuple[int, StoredRow]]]]:
-        return self._db.rows_of_many(self._number, keys)
-
-    def all(self) -> Iterator[tuple[bytes, int, StoredRow]]:
-        return self._db.rows(self._number)
-
-    def between(
-        self, low: int, high: int, after: tuple[bytes, int] | None, limit: int
-    ) -> list[tuple[bytes, int, StoredRow]]:
-        return self._db.rows_between(self._number, low, high, after, limit)
-
-    def take_due(self, since: int, limit: int) -> tuple[set[bytes], int]:
-        return self._db.take_due(self._number, since, limit)
+RestoreRow = Callable[[bytes, int, int, bytes | None], None]
+"""Restores a row from a key, start, end and state; without a state, removes it."""
 
 
 class DueIndex:
-    """The end up to which an index was searched, and the least end that may come after it."""
+    """The end up to which an index was searched, and the least end that may come after it.
 
-    def __init__(self) -> None:
+    `take_due` is that of RocksDb, for one store.
+    """
+
+    def __init__(self, take_due: Callable[[int, int], tuple[set[bytes], int]]) -> None:
+        self._take_due = take_due
         self.to_ms = NEVER
         self.upcoming_ms = NEVER
 
-    def take(self, rows: StoredRows, limit: int) -> Iterable[bytes]:
+    def take(self, limit: int) -> Iterable[bytes]:
         """Return the keys of a persistent store's rows that end before `limit` and were not returned before."""
         since = self.to_ms
         self.to_ms = max(self.to_ms, limit)
@@ -83,7 +58,7 @@ class DueIndex:
         # read of the disk.
         if limit <= max(since, self.upcoming_ms):
             return ()
-        keys, self.upcoming_ms = rows.take_due(since, limit)
+        keys, self.upcoming_ms = self._take_due(since, limit)
         return keys
 
     def came(self, end: int) -> None:
@@ -103,21 +78,28 @@ CacheT = TypeVar("CacheT", bound=JoinStore | KeyValueStore | WindowStore)
 
 
 class PersistentStore(ABC, Generic[CacheT]):
-    """The common part of the stores: fetches keys from disk and evicts them."""
+    """The common part of the stores: fetches keys from disk and evicts them.
 
-    def __init__(self, cache: CacheT, rows: StoredRows, codec: RowCodec, budget: CacheBudget) -> None:
+    The rows on disk are those of the `number`th store of its topology.
+    """
+
+    def __init__(
+        self, cache: CacheT, db: RocksDb, number: int, restore: RestoreRow, codec: RowCodec, budget: CacheBudget
+    ) -> None:
         self.name = cache.name
         self._cache = cache
-        self._rows = rows
+        self._db = db
+        self._number = number
+        self._restore = restore
         self._codec = codec
         self._budget = budget
         self._loaded: OrderedDict[Any, int] = OrderedDict()
         self._rows_in_both = 0
         """The number of rows on disk whose keys are also in memory."""
-        self._due = DueIndex()
+        self._due = DueIndex(partial(db.take_due, number))
 
     def __len__(self) -> int:
-        return self._rows.count - self._rows_in_both + len(self._cache)
+        return self._db.count(self._number) - self._rows_in_both + len(self._cache)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {len(self)} rows, {len(self._loaded)} keys in memory)"
@@ -142,7 +124,9 @@ class PersistentStore(ABC, Generic[CacheT]):
         A table's rows may be added, changed or removed during the iteration.
         """
         in_memory = self.keys_in_memory()
-        return chain(self._cache.rows(), self._decode_rows(self._rows.all(), lambda key: key not in in_memory))
+        return chain(
+            self._cache.rows(), self._decode_rows(self._db.rows(self._number), lambda key: key not in in_memory)
+        )
 
     def keys_in_memory(self) -> frozenset[Any]:
         """Return the keys that are in memory now. They may have newer rows there than on disk."""
@@ -162,7 +146,7 @@ class PersistentStore(ABC, Generic[CacheT]):
         Return those rows whose keys are wanted and not in memory, and the last row's key and start if `limit` rows were
         read, else None.
         """
-        found = self._rows.between(low, high, after, limit)
+        found = self._db.rows_between(self._number, low, high, after, limit)
         rows = list(self._decode_rows(found, lambda key: key not in self._loaded and is_wanted(key)))
         return rows, found[-1][:2] if len(found) == limit else None
 
@@ -173,7 +157,7 @@ class PersistentStore(ABC, Generic[CacheT]):
         """
         if key in self._loaded:
             return self._cache.rows_of(key)
-        return self._decode_rows_of(key, self._rows.of(raw_key(key)))
+        return self._decode_rows_of(key, self._db.rows_of(self._number, raw_key(key)))
 
     def committed(self) -> None:
         """Mark the changes as prepared; they stay in memory until the commit is confirmed."""
@@ -182,11 +166,11 @@ class PersistentStore(ABC, Generic[CacheT]):
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
         """Restore one live row; it replaces one with the same key and start."""
         # A restore goes to the disk. Memory holds only keys that are used.
-        self._rows.restore(raw_key(key), start, end, self._codec.pack(states))
+        self._restore(raw_key(key), start, end, self._codec.pack(states))
 
     def unload(self, key: Any, start: int) -> None:
         """Restore a removal; a missing row is no error."""
-        self._rows.restore(raw_key(key), start, 0, None)
+        self._restore(raw_key(key), start, 0, None)
 
     # --- rows on disk ---
 
@@ -239,7 +223,7 @@ class PersistentStore(ABC, Generic[CacheT]):
         if key in self._loaded:
             self._loaded.move_to_end(key)
             return
-        self._load_key_rows(key, self._rows.of(raw_key(key)))
+        self._load_key_rows(key, self._db.rows_of(self._number, raw_key(key)))
 
     def fetch_ahead(self, keys: Iterable[bytes | None]) -> None:
         """Fetch the rows of these keys before they are used one by one; invalid keys are skipped."""
@@ -253,7 +237,7 @@ class PersistentStore(ABC, Generic[CacheT]):
                 self._loaded.move_to_end(key)
             else:
                 wanted[raw or b""] = key
-        for raw, found in self._rows.of_many(wanted):
+        for raw, found in self._db.rows_of_many(self._number, wanted):
             self._load_key_rows(wanted[raw], found)
 
     def _load_key_rows(self, key: Any, found: Sequence[tuple[int, StoredRow]]) -> None:
@@ -267,7 +251,7 @@ class PersistentStore(ABC, Generic[CacheT]):
 
     def _fetch_due(self, limit: int) -> None:
         """Fetch the keys of rows that end before `limit`, except those that an earlier search found."""
-        for key in self._due.take(self._rows, limit):
+        for key in self._due.take(limit):
             self._fetch_key_rows(self._codec.key_of(key))
 
     def _note_end_in_due_index(self, end: int) -> None:
@@ -291,11 +275,13 @@ class PersistentStore(ABC, Generic[CacheT]):
 class PersistentWindowStore(PersistentStore[WindowStore]):
     """Live windows on disk; those of a batch's keys, and all that time closes, are fetched before the kernel runs."""
 
-    def __init__(self, cache: WindowStore, rows: StoredRows, codec: RowCodec, budget: CacheBudget) -> None:
-        super().__init__(cache, rows, codec, budget)
+    def __init__(
+        self, cache: WindowStore, db: RocksDb, number: int, restore: RestoreRow, codec: RowCodec, budget: CacheBudget
+    ) -> None:
+        super().__init__(cache, db, number, restore, codec, budget)
         self.windows = cache
         cache.fetch = self._fetch_batch_rows
-        self._expired = DueIndex()
+        self._expired = DueIndex(partial(db.take_due, number))
 
     def keys_between(self, low: int, high: int) -> list[Any]:
         """As `WindowStore.keys_between`, but only for the keys in memory."""
@@ -305,14 +291,14 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
         """As `WindowStore.rows_after`. A key that is not in memory stays on disk."""
         if key in self._loaded:
             return self._cache.rows_after(key, after, limit)
-        return self._decode_rows_of(key, self._rows.of(raw_key(key), after, limit))
+        return self._decode_rows_of(key, self._db.rows_of(self._number, raw_key(key), after, limit))
 
     def latest_rows(self, key: Any, end_max: int, limit: int) -> Sequence[Any]:
         """As `WindowStore.latest_rows`. A key that is not in memory stays on disk."""
         if key in self._loaded:
             return self._cache.latest_rows(key, end_max, limit)
         start_max = max(0, end_max - self.windows.rule.size_ms)
-        return self._decode_rows_of(key, self._rows.latest_of(raw_key(key), start_max, end_max, limit))
+        return self._decode_rows_of(key, self._db.latest_rows_of(self._number, raw_key(key), start_max, end_max, limit))
 
     def _fetch_batch_rows(self, keys: Iterable[bytes], time_ms: int) -> None:
         rule = self.windows.rule
@@ -327,7 +313,7 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
         limit = max(NEVER if now is None else now, reached - rule.waits_ms) + rule.last_ms
         self._fetch_due(limit)
         # Retained windows (of sliding rules) are removed later than they close, so they are searched for a second time.
-        for key in self._expired.take(self._rows, limit - rule.retained_ms) if rule.retains else ():
+        for key in self._expired.take(limit - rule.retained_ms) if rule.retains else ():
             self._fetch_key_rows(self._codec.key_of(key))
 
     def _may_leave(self, key: Any) -> bool:
@@ -351,8 +337,10 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
 class PersistentAggregateStore(PersistentWindowStore, AggregateRows):
     """Rows of an aggregation without windows, on disk; those of a batch's keys are fetched, and nothing is due."""
 
-    def __init__(self, cache: AggregateStore, rows: StoredRows, codec: RowCodec, budget: CacheBudget) -> None:
-        super().__init__(cache, rows, codec, budget)
+    def __init__(
+        self, cache: AggregateStore, db: RocksDb, number: int, restore: RestoreRow, codec: RowCodec, budget: CacheBudget
+    ) -> None:
+        super().__init__(cache, db, number, restore, codec, budget)
         self.names = cache.names
         self.columns = cache.columns
 
