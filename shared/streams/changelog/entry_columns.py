@@ -8,12 +8,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import overload
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.shared.common.packed_bytes import PackedBytes
 
 KeyAndValue = tuple[bytes | None, bytes]
 """A key and a value."""
+
+
+def pack_values(head: bytes, fields: Sequence[NDArray[Any]]) -> PackedBytes:
+    """Return values of one size, each with `head` and its row of every field, big-endian.
+
+    >>> pack_values(b"L", [np.array([1, 2], np.uint16), np.array([[3, 4], [5, 6]], np.uint8)]).tolist()
+    [b'L\\x00\\x01\\x03\\x04', b'L\\x00\\x02\\x05\\x06']
+    """
+    types = [(f"f{i}", field.dtype.newbyteorder(">"), field.shape[1:]) for i, field in enumerate(fields)]
+    packed = np.zeros(len(fields[0]), np.dtype([("head", f"V{len(head)}"), *types]))
+    packed["head"] = np.void(head)
+    for (name, _, _), field in zip(types, fields, strict=True):
+        packed[name] = field
+    return PackedBytes.of_width(np.frombuffer(packed.tobytes(), np.uint8), packed.dtype.itemsize)
 
 
 class EntryColumns(Sequence[KeyAndValue]):

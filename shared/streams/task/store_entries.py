@@ -10,7 +10,7 @@ import numpy as np
 from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
-from penstock.shared.streams.changelog.entry_columns import EntryColumns
+from penstock.shared.streams.changelog.entry_columns import EntryColumns, pack_values
 from penstock.shared.streams.changelog.format import (
     DELETED,
     ENVELOPE,
@@ -126,14 +126,7 @@ def _pack_window_values(head: bytes, bounds: Sequence[Int64Array], states: Seque
 
     An entry's value has `head`, then the fields of fixed size, then those of variable size, each after its length.
     """
-    columns = [*bounds, *(column for column in states if isinstance(column, np.ndarray))]
-    count = len(bounds[0])
-    fields = [(f"f{i}", column.dtype.newbyteorder(">")) for i, column in enumerate(columns)]
-    packed = np.zeros(count, np.dtype([("head", f"V{len(head)}"), *fields]))
-    packed["head"] = np.void(head)
-    for (name, _), column in zip(fields, columns, strict=True):
-        packed[name] = column
-    values = PackedBytes.of_width(np.frombuffer(packed.tobytes(), np.uint8), packed.dtype.itemsize)
+    values = pack_values(head, [*bounds, *(column for column in states if isinstance(column, np.ndarray))])
     blobs = [column for column in states if not isinstance(column, np.ndarray)]
     if not blobs:
         return values

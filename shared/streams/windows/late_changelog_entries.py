@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
-from penstock.shared.streams.changelog.entry_columns import EntryColumns
+from penstock.shared.streams.changelog.entry_columns import EntryColumns, pack_values
 from penstock.shared.streams.changelog.format import ENVELOPE, FORMAT_VERSION, LATE, LENGTH, encode_late
 from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.windows.object_states import ChangelogColumn
@@ -85,17 +84,8 @@ def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int,
 
 def _pack_late_rows(rows: LateRows, indexes: Int64Array, count: int, head: bytes) -> PackedBytes:
     """Return the values of rows that missed the same number of windows, which have equal lengths."""
-    states = [(f"f{i}", np.asarray(column)[indexes]) for i, column in enumerate(rows.states)]
-    fields: list[Any] = [("head", f"V{len(head)}"), ("time", ">i8"), ("offset", ">i8"), ("count", ">u4")]
-    fields += [("missed", ">i8", (count,)), ("flag", "u1")]
-    fields += [(name, column.dtype.newbyteorder(">")) for name, column in states]
-    packed = np.zeros(len(indexes), np.dtype(fields))
-    packed["head"] = np.void(head)
-    packed["count"] = count
-    packed["flag"] = 1
-    packed["time"] = rows.times[indexes]
-    packed["offset"] = rows.offsets[indexes]
-    packed["missed"] = rows.first_missed[indexes, None] + np.arange(count) * rows.advance_ms
-    for name, column in states:
-        packed[name] = column
-    return PackedBytes.of_width(np.frombuffer(packed.tobytes(), np.uint8), packed.dtype.itemsize)
+    counts = np.full(len(indexes), count, np.uint32)
+    missed = rows.first_missed[indexes, None] + np.arange(count) * rows.advance_ms
+    has_state = np.ones(len(indexes), np.uint8)
+    states = [np.asarray(column)[indexes] for column in rows.states]
+    return pack_values(head, [rows.times[indexes], rows.offsets[indexes], counts, missed, has_state, *states])
