@@ -249,7 +249,7 @@ async def test_without_transactions_progress_is_written_after_its_entries(kafka:
         *entries, progress = commit.changelog
         too_large = (
             b"b",
-            encode_live(0, commit.epoch, commit.commit, 0, 0, bytes(2 * ProducerSettings().max_request_size)),
+            encode_live(0, task.epoch, task.commit_number, 0, 0, bytes(2 * ProducerSettings().max_request_size)),
         )
         torn: TaskCommit = commit._replace(changelog=EntryColumns.of([*entries, too_large, progress]))
         with pytest.raises(DataError, match="max_request_size"):

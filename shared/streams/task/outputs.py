@@ -169,15 +169,12 @@ def output_partition(source_key: bytes | None, partitions: Sequence[int]) -> int
 class TaskCommit(NamedTuple):
     """All that one commit writes: outputs (`produced`), and records for the task's changelog partition (`changelog`).
 
-    `sources` are the next offsets to read by source topic, without topics that the topology no longer reads. `commit`
-    is the commit's number within the owner's epoch.
+    `sources` are the next offsets to read by source topic, without topics that the topology no longer reads.
     """
 
     produced: TaskOutputs
     changelog: EntryColumns
     sources: dict[str, int]
-    epoch: int
-    commit: int
 
     @property
     def outputs(self) -> list[ProducerRecord]:

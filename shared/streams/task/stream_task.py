@@ -543,7 +543,7 @@ class StreamTask:
         self._set_gauges()
         # The topic of a removed source may have been deleted. Its offset could then not be committed.
         sources = {topic: at for topic, at in self.sources.items() if topic in self._routes}
-        return TaskCommit(outputs, changelog, sources, self.epoch, self.commit_number)
+        return TaskCommit(outputs, changelog, sources)
 
     def progress_record(self, now_ms: int) -> Progress:
         """Return a commit's progress record: the task's positions and all else that a restart needs besides stores."""

@@ -39,7 +39,7 @@ def test_outputs_as_records_in_order() -> None:
     first, last = ProducerRecord("late", b"x"), ProducerRecord("out", b"9")
     for output in (first, columns(), last):
         outputs.add(output)
-    commit = TaskCommit(outputs, EntryColumns.of([]), {}, 1, 1)
+    commit = TaskCommit(outputs, EntryColumns.of([]), {})
     middle = [ProducerRecord("out", b"1", b"a", timestamp=1), ProducerRecord("out", b"2", b"b", timestamp=3)]
     assert commit.outputs == [first, *middle, last]
     assert len(outputs) == 3
@@ -184,7 +184,7 @@ def test_the_partition_is_set_by_the_source_key_alone() -> None:
     of_b, of_c = (for_key(key, 7) for key in (b"b", b"c"))
     assert of_b != of_c
     outputs.assign_partitions({OUT: range(7)})
-    commit = TaskCommit(outputs, EntryColumns.of([]), {}, 1, 1)
+    commit = TaskCommit(outputs, EntryColumns.of([]), {})
     assert [record.partition for record in commit.outputs] == [None, of_b, of_c, of_b, of_c, None]
     bulks = columns.bulks()
     assert [(bulk.partition, list(bulk.values), list(bulk.timestamps)) for bulk in bulks] == [
