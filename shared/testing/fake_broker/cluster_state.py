@@ -62,9 +62,10 @@ class ClusterState:
         return min(self.alive, default=NO_LEADER)
 
     def coordinator(self, key: str) -> int:
-        """The node that coordinates a group or a transactional id."""
-        alive = self.alive
-        return alive[zlib.crc32(key.encode()) % len(alive)] if alive else NO_LEADER
+        """The node that coordinates a group or a transactional id: its own node, or the next one that runs."""
+        nodes = list(self.nodes.values())
+        first = zlib.crc32(key.encode()) % len(nodes)
+        return next((node.node_id for node in nodes[first:] + nodes[:first] if node.is_alive), NO_LEADER)
 
     def coordinator_error(self, node: int, key: str) -> ErrorCode:
         """NONE if the node is the key's coordinator."""

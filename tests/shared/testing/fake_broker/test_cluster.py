@@ -225,6 +225,22 @@ async def test_unknown_partitions_are_a_key_error() -> None:
             cluster.records("t")
 
 
+def test_a_coordinator_moves_only_if_its_own_node_stops() -> None:
+    """Groups of other nodes keep their coordinator while a node stops and starts again."""
+    state = state_of()
+    before = {f"g{n}": state.coordinator(f"g{n}") for n in range(60)}
+    state.node_stopped(3)
+    during = {group: state.coordinator(group) for group in before}
+    assert {group: node for group, node in before.items() if node != 3}.items() <= during.items()
+    assert set(before.values()) == {1, 2, 3}
+    assert set(during.values()) == {1, 2}
+    state.node_started(3)
+    assert {group: state.coordinator(group) for group in before} == before
+    for node in state.nodes:
+        state.node_stopped(node)
+    assert state.coordinator("g0") == -1
+
+
 T0 = TopicPartition("t", 0)
 
 
