@@ -98,7 +98,8 @@ class FakeCluster:
     @property
     def bootstrap_servers(self) -> str:
         """The addresses of all nodes, in the form that clients take."""
-        return ",".join(f"{node.host}:{node.port}" for node in self._state.nodes.values())
+        addresses = ((f"[{n.host}]" if ":" in n.host else n.host, n.port) for n in self._state.nodes.values())
+        return ",".join(f"{host}:{port}" for host, port in addresses)
 
     @property
     def nodes(self) -> list[int]:

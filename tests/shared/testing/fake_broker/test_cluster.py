@@ -241,6 +241,13 @@ def test_a_coordinator_moves_only_if_its_own_node_stops() -> None:
     assert state.coordinator("g0") == -1
 
 
+def test_an_ipv6_host_is_in_brackets() -> None:
+    """The addresses of a cluster at an IPv6 host are valid bootstrap servers."""
+    servers = FakeCluster(2, host="::1").bootstrap_servers
+    assert servers == "[::1]:0,[::1]:0"
+    KafkaSettings(bootstrap_servers=servers.replace(":0", ":1"))
+
+
 T0 = TopicPartition("t", 0)
 
 
