@@ -140,6 +140,21 @@ async def test_a_batch_can_be_too_large(wire: Wire, name: str) -> None:
     assert await produce_result(log, batch(b"v" * 900)) == ("NONE", 0)
 
 
+@pytest.mark.parametrize("policy", ["compact", "compact,delete"])
+async def test_records_of_a_compacted_topic_need_a_key(wire: Wire, name: str, policy: str) -> None:
+    """A batch with records without a key is rejected, and the response names these records."""
+    await created(wire, name, cleanup_policy=policy)
+    keys: list[list[bytes | None]] = [[b"a", None, b"", None], [b"a", b""]]
+    rows = []
+    for of_batch in keys:
+        builder = new_batch_builder(1_000, False)
+        for index, key in enumerate(of_batch):
+            builder.append(index, int(time.time() * 1000), key, b"v", [])
+        rows.append(await Log(wire, name).produce(seal_batch(builder, (-1, -1, -1))))
+    assert [(ErrorCode(row.error_code).name, row.base_offset) for row in rows] == [("INVALID_RECORD", -1), ("NONE", 0)]
+    assert [error.batch_index for error in rows[0].record_errors] == [1, 3]
+
+
 async def test_the_future_is_limited(wire: Wire, name: str) -> None:
     """A record's timestamp may be ahead by `message.timestamp.after.max.ms`, by default an hour. The response names
     all records that are further ahead."""

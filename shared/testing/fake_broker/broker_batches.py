@@ -2,8 +2,8 @@
 
 When a broker appends a batch, it sets the batch's offset and leader epoch. Both are before the bytes that the checksum
 covers, so the broker need not change the rest. With LogAppendTime it also sets the timestamp and computes the checksum
-again. Records are decoded only to look up an offset by time, to check timestamps, and to return written records to a
-test.
+again. Records are decoded only to look up an offset by time, to check timestamps and the keys of compacted topics, and
+to return written records to a test.
 """
 
 from __future__ import annotations

@@ -112,6 +112,12 @@ def _check_batch(partition: Partition, topic: BrokerTopic, batch: BrokerBatch, r
     limit = int(topic.config("max.message.bytes"))
     if len(batch.data) > limit:
         raise InvalidBatch(ErrorCode.MESSAGE_TOO_LARGE, f"the batch has {len(batch.data)} bytes, {limit} at most")
+    tp = partition.topic_partition
+    if "compact" in topic.config("cleanup.policy"):
+        error = f"Compacted topic cannot accept message without key in topic partition {tp}"
+        errors = {index: error for index, record in enumerate(records(batch, *tp)) if record.key is None}
+        if errors:
+            raise InvalidBatch(ErrorCode.INVALID_RECORD, "records of a compacted topic have no key", errors)
     if topic.config("message.timestamp.type") == "CreateTime":
         earliest_ms = now_ms - int(topic.config("message.timestamp.before.max.ms"))
         latest_ms = now_ms + int(topic.config("message.timestamp.after.max.ms"))
@@ -119,7 +125,7 @@ def _check_batch(partition: Partition, topic: BrokerTopic, batch: BrokerBatch, r
         if batch.max_timestamp > latest_ms or earliest_ms > 0:
             errors = {
                 index: f"timestamp {record.timestamp} is out of range"
-                for index, record in enumerate(records(batch, *partition.topic_partition))
+                for index, record in enumerate(records(batch, *tp))
                 if not earliest_ms <= record.timestamp <= latest_ms
             }
             if errors:

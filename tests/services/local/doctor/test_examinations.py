@@ -40,7 +40,7 @@ async def test_records_in_a_segment_that_kafka_still_keeps_are_not_due() -> None
         async with Producer(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as producer:
             for name, (age_days, configs) in topics.items():
                 cluster.create_topic(name, configs=configs)
-                await (await producer.send(name, b"x", timestamp=NOW_MS - age_days * DAY_MS))
+                await (await producer.send(name, b"x", key=b"k", timestamp=NOW_MS - age_days * DAY_MS))
         findings = await examined(cluster)
         (named, *_) = await examined(cluster, "ordinary")
     assert {finding.about for finding in findings} == {"topic event-times"}
