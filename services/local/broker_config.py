@@ -99,6 +99,13 @@ class EmbeddedKafkaSettings(Section):
         default_factory=dict, description="Kafka broker properties, as in server.properties"
     )
 
+    @field_validator("host")
+    @classmethod
+    def _host_can_be_advertised(cls, host: str) -> str:
+        if host == "0.0.0.0":  # noqa: S104 - compared, not bound
+            raise ValueError(f"{host} cannot be advertised to clients: name the address that clients use")
+        return host
+
     @field_validator("properties")
     @classmethod
     def _reject_reserved_broker_properties(cls, properties: dict[str, str]) -> dict[str, str]:

@@ -31,6 +31,7 @@ from penstock.services.local.embedded_kafka import (
     new_cluster_id,
 )
 from penstock.services.local.kafka_command import main
+from penstock.services.local.settings import UpSettings
 from penstock.shared.common.errors import ConfigError, IllegalState, JarsUnavailable
 from penstock.shared.common.java import installed_java
 from penstock.shared.common.java.installed_java import Java
@@ -160,6 +161,12 @@ def test_an_ipv6_host_is_in_brackets(tmp_path: Path) -> None:
     kafka = EmbeddedKafka(tmp_path, settings)
     kafka._ports = PORTS
     assert KafkaSettings(bootstrap_servers=kafka.bootstrap_servers).bootstrap_servers == "[::1]:21001"
+
+
+def test_a_host_that_clients_cannot_use_is_an_error() -> None:
+    """Kafka does not advertise 0.0.0.0, so the setting rejects it."""
+    with pytest.raises(ConfigError, match=r"broker\.host: .*0\.0\.0\.0 cannot be advertised"):
+        UpSettings.load(["--broker.host=0.0.0.0"], environ={})
 
 
 def test_old_event_times_are_not_deleted() -> None:
