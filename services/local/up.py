@@ -24,6 +24,7 @@ from penstock.services import service_lifecycle
 from penstock.services.aggregator.settings import AggregatorSettings, CompactionSettings
 from penstock.services.consumer.handlers import load_handler
 from penstock.services.local import ports
+from penstock.services.local.connect_worker import worker_properties
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.sample_event import sample_event, sample_event_fields, sample_event_type
 from penstock.services.local.settings import ConnectWorkerSettings, UpSettings
@@ -34,6 +35,7 @@ from penstock.shared.common import log
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import ENV_PREFIX
 from penstock.shared.common.settings import KafkaSettings, find_settings_file
+from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.topology_loading import load_topology
 
@@ -59,8 +61,8 @@ class Up:
         one of them does not start.
 
         The ports, the settings of the aggregator and of the Connect worker, the topology and the handler are checked
-        before anything starts. The topics that the services need are checked once Kafka answers, and before
-        that if Kafka has no data yet.
+        before anything starts; whether the Connect worker's converters exist, when it starts. The topics that the
+        services need are checked once Kafka answers, and before that if Kafka has no data yet.
         """
         settings = self._settings
         if settings.http.ssl_certfile is not None:
@@ -77,7 +79,9 @@ class Up:
         aggregates = AggregatorSettings.load(environ={**os.environ, **own}, program="penstock aggregator")
         if settings.connect_worker:
             environ = {**os.environ, **own, f"{ENV_PREFIX}HTTP__HOST": settings.http.host}
-            ConnectWorkerSettings.load(environ=environ, program="penstock connect")
+            connect_settings = ConnectWorkerSettings.load(environ=environ, program="penstock connect")
+            # Without a look at the converters: all plugins would take 60 MB of memory in this process.
+            DistributedConfig(worker_properties(connect_settings))
         topology = load_topology(settings.topology, settings.topology_options)
         topology = topology.of_application(aggregates.streams.application_id)
         # An invalid handler is reported before Kafka starts.

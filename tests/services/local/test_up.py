@@ -123,14 +123,29 @@ def test_a_program_that_cannot_run_is_an_error_before_kafka_is_started(
     assert not (tmp_path / "data").exists()
 
 
-def test_an_invalid_setting_of_the_aggregator_is_an_error_before_kafka_is_started(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variable", "value", "setting"),
+    [
+        ("COMPACTION__INTERVAL_MS", "soon", "compaction.interval_ms"),
+        ("CONNECT", '{"offset.flush.interval.ms": "soon"}', "offset.flush.interval.ms"),
+    ],
+    ids=["aggregator", "Connect worker"],
+)
+def test_an_invalid_setting_of_a_service_is_an_error_before_kafka_is_started(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    setting: str,
 ) -> None:
-    """An invalid setting of the aggregator ends with status 2 and its name, without a data folder."""
-    monkeypatch.setenv("PENSTOCK_COMPACTION__INTERVAL_MS", "soon")
-    assert main(["--http.port=0", "--connect-port=0", "--data-dir=data", "--log.format=json"]) == 2
+    """An invalid setting of a service ends with status 2 and its name, without a data folder."""
+    monkeypatch.setenv(f"{ENV_PREFIX}{variable}", value)
+    # The topic alone is an error too, so Kafka is not started in any case.
+    free = ["--http.port=0", "--connect-port=0", "--topic=clicks", "--data-dir=data", "--log.format=json"]
+    assert main(free) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert "compaction.interval_ms" in line
+    assert setting in line
     assert not (tmp_path / "data").exists()
 
 
