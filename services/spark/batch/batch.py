@@ -30,12 +30,11 @@ from pyspark.sql import SparkSession
 
 from penstock.services.spark.batch.batch_task import (
     FileInput,
-    GroupHasMembers,
     PartitionRange,
     TaskOptions,
     TaskResult,
     begin_files,
-    require_no_members,
+    find_live_instances,
     require_same_files,
     run_files,
     run_topics,
@@ -178,10 +177,8 @@ class BatchJob:
         return {p: decode_progress(of[0]["progress"].encode()) for p, of in rows.items()}
 
     async def _require_no_live_instances(self) -> None:
-        try:
-            await require_no_members(self.settings.kafka, self.settings.application)
-        except GroupHasMembers as e:
-            raise BatchRejected(f"{e}. Stop the live instances first: a batch takes their partitions over") from None
+        if live := await find_live_instances(self.settings.kafka, self.settings.application):
+            raise BatchRejected(f"{live}. Stop the live instances first: a batch takes their partitions over")
 
     async def _list_topics(self) -> set[str]:
         async with Admin(self.settings.kafka) as admin:

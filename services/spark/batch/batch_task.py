@@ -42,7 +42,6 @@ from penstock.shared.common.errors import (
     FatalError,
     KafkaTimeout,
     OffsetOutOfRange,
-    PenstockError,
     SourceOffsetsMissing,
 )
 from penstock.shared.common.log import configure, get_logger
@@ -115,20 +114,16 @@ class TaskResult(msgspec.Struct, frozen=True):
     failure: TaskFailure | None = None
 
 
-class GroupHasMembers(PenstockError):
-    """Live instances run: their group has members. The message names them."""
+async def find_live_instances(kafka: KafkaSettings, group: str) -> str | None:
+    """Return a sentence that names the live instances, which are the group's members; None if none run.
 
-
-async def require_no_members(kafka: KafkaSettings, group: str) -> None:
-    """Raise GroupHasMembers, which names the members, if live instances run. A batch's task would fence them.
-
-    The driver checks this before a batch, and each task before it takes its partition over.
+    A batch's task would fence them. So the driver checks this before a batch, and each task before it takes its
+    partition over.
     """
     async with Admin(kafka) as admin:
         found = (await admin.describe_group(group)).members
-    if found:
-        names = ", ".join(sorted(f"{one.client_id} at {one.host.lstrip('/')}" for one in found))
-        raise GroupHasMembers(f"the group {group} has members: {names}")
+    names = ", ".join(sorted(f"{one.client_id} at {one.host.lstrip('/')}" for one in found))
+    return f"the group {group} has members: {names}" if found else None
 
 
 def run_topics(options: TaskOptions) -> Callable[[bytes], Iterator[bytes]]:
@@ -186,27 +181,23 @@ async def _run_partition_batch(options: TaskOptions, partition: int, work: Work)
     group = options.settings.application
     try:
         # Before the takeover, since it would fence a live instance that works correctly.
-        await require_no_members(kafka, group)
+        if live := await find_live_instances(kafka, group):
+            return TaskResult(partition, fenced=live)
         async with PartitionBatch(options, partition).owned() as batch:
             await work(batch)
             return batch.result()
-    # 1. A live instance started first.
-    except GroupHasMembers as e:
-        return TaskResult(partition, fenced=str(e))
-    # 2. A live instance fenced this task, if the group has members now. Otherwise another attempt of the task has the
+    # 1. A live instance fenced this task, if the group has members now. Otherwise another attempt of the task has the
     #    partition, the transaction timed out, the broker lost the producer's state, or the changelog was created again:
     #    then Spark may attempt the task again.
     except (*PRODUCER_LOST, LogReplaced) as e:
-        try:
-            await require_no_members(kafka, group)
-        except GroupHasMembers as members:
-            return TaskResult(partition, fenced=f"{members} ({e})")
+        if live := await find_live_instances(kafka, group):
+            return TaskResult(partition, fenced=f"{live} ({e})")
         raise
-    # 3. Records of a source were deleted. For those of the changelog, the restore raises ChangelogHole.
+    # 2. Records of a source were deleted. For those of the changelog, the restore raises ChangelogHole.
     except OffsetOutOfRange as e:
         missing = SourceOffsetsMissing(f"source records were deleted while they were read: {e}")
         return TaskResult(partition, failure=TaskFailure.of(missing))
-    # 4. Another attempt would raise the same error. After any other error Spark attempts the task again.
+    # 3. Another attempt would raise the same error. After any other error Spark attempts the task again.
     except (FatalError, DataError, ConfigError) as e:
         return TaskResult(partition, failure=TaskFailure.of(e))
 

@@ -247,7 +247,7 @@ async def test_source_records_are_deleted_while_a_task_reads_them(monkeypatch: p
     async def deleted(*_: object) -> None:
         raise OffsetOutOfRange("in-3: offset 5")
 
-    monkeypatch.setattr(batch_task, "require_no_members", deleted)
+    monkeypatch.setattr(batch_task, "find_live_instances", deleted)
     result = await batch_task._run_partition_batch(OPTIONS, 3, deleted)
     assert result.failure is not None
     error = result.failure.to_error("partition 3: ")
@@ -284,7 +284,7 @@ async def test_spark_retries_a_task_if_that_can_help(
     async def owned() -> AsyncIterator[None]:
         yield
 
-    monkeypatch.setattr(batch_task, "require_no_members", no_members)
+    monkeypatch.setattr(batch_task, "find_live_instances", no_members)
     monkeypatch.setattr(batch_task, "PartitionBatch", lambda options, partition: SimpleNamespace(owned=owned))
     if is_retried:
         with pytest.raises(type(error)):
