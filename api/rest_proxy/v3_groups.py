@@ -17,9 +17,9 @@ from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import NOT_FOUND
 from penstock.api.rest_proxy.v3_resources import (
     Link,
-    ListMetadata,
     Metadata,
     check_cluster,
+    list_of,
     metadata_of,
     related,
     rows_of,
@@ -48,14 +48,6 @@ class KafkaConsumerGroup(TypedDict):
     lag_summary: Link
 
 
-class KafkaConsumerGroupList(TypedDict):
-    """A list of KafkaConsumerGroup."""
-
-    kind: Literal["KafkaConsumerGroupList"]
-    metadata: ListMetadata
-    data: list[KafkaConsumerGroup]
-
-
 class KafkaConsumer(TypedDict):
     """A member of a group."""
 
@@ -67,14 +59,6 @@ class KafkaConsumer(TypedDict):
     instance_id: str | None
     client_id: of.ClientId
     assignments: Link
-
-
-class KafkaConsumerList(TypedDict):
-    """A list of KafkaConsumer."""
-
-    kind: Literal["KafkaConsumerList"]
-    metadata: ListMetadata
-    data: list[KafkaConsumer]
 
 
 class KafkaConsumerAssignment(TypedDict):
@@ -89,14 +73,6 @@ class KafkaConsumerAssignment(TypedDict):
     partition_id: of.Partition
     partition: Link
     lag: Link
-
-
-class KafkaConsumerAssignmentList(TypedDict):
-    """A list of KafkaConsumerAssignment."""
-
-    kind: Literal["KafkaConsumerAssignmentList"]
-    metadata: ListMetadata
-    data: list[KafkaConsumerAssignment]
 
 
 class KafkaConsumerLag(TypedDict):
@@ -117,14 +93,6 @@ class KafkaConsumerLag(TypedDict):
     consumer_id: of.MemberId
     instance_id: str | None
     client_id: of.ClientId
-
-
-class KafkaConsumerLagList(TypedDict):
-    """A list of KafkaConsumerLag."""
-
-    kind: Literal["KafkaConsumerLagList"]
-    metadata: ListMetadata
-    data: list[KafkaConsumerLag]
 
 
 class KafkaConsumerGroupLagSummary(TypedDict):
@@ -154,7 +122,9 @@ def v3_groups_router(admin: Admin) -> APIRouter:
 
 
 def _add_group_routes(router: APIRouter, admin: Admin) -> None:
-    @router.get(GROUPS, summary="REST Proxy v3: consumer groups", responses={200: {"model": KafkaConsumerGroupList}})
+    @router.get(
+        GROUPS, summary="REST Proxy v3: consumer groups", responses={200: {"model": list_of(KafkaConsumerGroup)}}
+    )
     async def list_groups(cluster_id: of.ClusterId, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         listed = [g.group_id for g in await admin.list_groups() if g.protocol_type in ("consumer", "")]
@@ -184,7 +154,7 @@ def _add_group_routes(router: APIRouter, admin: Admin) -> None:
     @router.get(
         f"{GROUPS}/{{group:id}}/consumers/{{consumer:id}}/assignments",
         summary="REST Proxy v3: a consumer's partitions",
-        responses={200: {"model": KafkaConsumerAssignmentList}},
+        responses={200: {"model": list_of(KafkaConsumerAssignment)}},
     )
     async def list_assignments(
         cluster_id: of.ClusterId, group: of.Group, consumer: of.MemberId, request: Request
@@ -207,7 +177,7 @@ def _add_group_routes(router: APIRouter, admin: Admin) -> None:
     @router.get(
         f"{GROUPS}/{{group:id}}/consumers",
         summary="REST Proxy v3: a group's consumers",
-        responses={200: {"model": KafkaConsumerList}},
+        responses={200: {"model": list_of(KafkaConsumer)}},
     )
     async def list_consumers(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
         description = await _describe_group(admin, cluster_id, group)
@@ -227,7 +197,7 @@ def _add_lag_routes(router: APIRouter, admin: Admin) -> None:
     @router.get(
         f"{GROUPS}/{{group:id}}/lags",
         summary="REST Proxy v3: a group's lag by partition",
-        responses={200: {"model": KafkaConsumerLagList}},
+        responses={200: {"model": list_of(KafkaConsumerLag)}},
     )
     async def list_lags(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
         description, lag = await _describe_group_with_lag(admin, cluster_id, group)

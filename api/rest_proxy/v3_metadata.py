@@ -14,20 +14,16 @@ from penstock.api.rest_proxy.partitions import describe_partition, first_and_nex
 from penstock.api.rest_proxy.v3_resources import (
     BOTH_OFFSETS,
     KafkaBroker,
-    KafkaBrokerList,
     KafkaCluster,
-    KafkaClusterList,
     KafkaPartition,
-    KafkaPartitionList,
     KafkaPartitionWithOffsets,
     KafkaTopic,
     KafkaTopicConfig,
-    KafkaTopicConfigList,
-    KafkaTopicList,
     broker_row,
     check_cluster,
     cluster_row,
     config_row,
+    list_of,
     offsets_row,
     partition_row,
     rows_of,
@@ -50,7 +46,7 @@ def _cluster_routes(router: APIRouter, admin: Admin) -> None:
     @router.get(
         "/v3/clusters",
         summary="REST Proxy v3: the cluster, as a list of one",
-        responses={200: {"model": KafkaClusterList}},
+        responses={200: {"model": list_of(KafkaCluster)}},
     )
     async def list_clusters(request: Request) -> Response:
         return rows_of(request, "KafkaClusterList", [cluster_row(request, await admin.cluster())])
@@ -64,7 +60,7 @@ def _cluster_routes(router: APIRouter, admin: Admin) -> None:
     @router.get(
         "/v3/clusters/{cluster_id}/brokers",
         summary="REST Proxy v3: brokers",
-        responses={200: {"model": KafkaBrokerList}},
+        responses={200: {"model": list_of(KafkaBroker)}},
     )
     async def list_brokers(cluster_id: of.ClusterId, request: Request) -> Response:
         description = await check_cluster(admin, cluster_id)
@@ -85,7 +81,9 @@ def _cluster_routes(router: APIRouter, admin: Admin) -> None:
 
 def _topic_routes(router: APIRouter, admin: Admin) -> None:
     @router.get(
-        "/v3/clusters/{cluster_id}/topics", summary="REST Proxy v3: topics", responses={200: {"model": KafkaTopicList}}
+        "/v3/clusters/{cluster_id}/topics",
+        summary="REST Proxy v3: topics",
+        responses={200: {"model": list_of(KafkaTopic)}},
     )
     async def list_topics(cluster_id: of.ClusterId, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
@@ -96,7 +94,7 @@ def _topic_routes(router: APIRouter, admin: Admin) -> None:
     @router.get(
         "/v3/clusters/{cluster_id}/topics/-/configs",
         summary="REST Proxy v3: the configs of all topics",
-        responses={200: {"model": KafkaTopicConfigList}},
+        responses={200: {"model": list_of(KafkaTopicConfig)}},
     )
     async def all_configs(cluster_id: of.ClusterId, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
@@ -116,7 +114,7 @@ def _topic_routes(router: APIRouter, admin: Admin) -> None:
     @router.get(
         "/v3/clusters/{cluster_id}/topics/{topic}/configs",
         summary="REST Proxy v3: a topic's configs",
-        responses={200: {"model": KafkaTopicConfigList}},
+        responses={200: {"model": list_of(KafkaTopicConfig)}},
     )
     async def list_topic_configs(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
@@ -142,7 +140,9 @@ def _topic_routes(router: APIRouter, admin: Admin) -> None:
 def _partition_routes(router: APIRouter, admin: Admin) -> None:
     path = "/v3/clusters/{cluster_id}/topics/{topic}/partitions"
 
-    @router.get(path, summary="REST Proxy v3: a topic's partitions", responses={200: {"model": KafkaPartitionList}})
+    @router.get(
+        path, summary="REST Proxy v3: a topic's partitions", responses={200: {"model": list_of(KafkaPartition)}}
+    )
     async def list_partitions(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         description = (await admin.describe_topics([topic]))[topic]

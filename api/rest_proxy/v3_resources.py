@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from functools import cache
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import Request, Response
 from pydantic import Field
@@ -65,14 +66,6 @@ class KafkaCluster(TypedDict):
     topics: Link
 
 
-class KafkaClusterList(TypedDict):
-    """A list of KafkaCluster."""
-
-    kind: Literal["KafkaClusterList"]
-    metadata: ListMetadata
-    data: list[KafkaCluster]
-
-
 class KafkaBroker(TypedDict):
     """A broker."""
 
@@ -83,14 +76,6 @@ class KafkaBroker(TypedDict):
     host: of.Host
     port: of.Port
     rack: str | None
-
-
-class KafkaBrokerList(TypedDict):
-    """A list of KafkaBroker."""
-
-    kind: Literal["KafkaBrokerList"]
-    metadata: ListMetadata
-    data: list[KafkaBroker]
 
 
 class KafkaTopic(TypedDict):
@@ -108,14 +93,6 @@ class KafkaTopic(TypedDict):
     authorized_operations: Annotated[list[str], Field(examples=[[]])]
 
 
-class KafkaTopicList(TypedDict):
-    """A list of KafkaTopic."""
-
-    kind: Literal["KafkaTopicList"]
-    metadata: ListMetadata
-    data: list[KafkaTopic]
-
-
 class KafkaPartition(TypedDict):
     """A partition."""
 
@@ -127,14 +104,6 @@ class KafkaPartition(TypedDict):
     leader_id: of.Broker | None
     replica_ids: list[of.Broker]
     isr_ids: list[of.Broker]
-
-
-class KafkaPartitionList(TypedDict):
-    """A list of KafkaPartition."""
-
-    kind: Literal["KafkaPartitionList"]
-    metadata: ListMetadata
-    data: list[KafkaPartition]
 
 
 class KafkaPartitionWithOffsets(TypedDict):
@@ -165,12 +134,14 @@ class KafkaTopicConfig(TypedDict):
     synonyms: list[ConfigSynonymRow]
 
 
-class KafkaTopicConfigList(TypedDict):
-    """A list of KafkaTopicConfig."""
-
-    kind: Literal["KafkaTopicConfigList"]
-    metadata: ListMetadata
-    data: list[KafkaTopicConfig]
+# KafkaTopicConfig has two routes, which share the type: FastAPI would give two types of the same name longer names.
+@cache
+def list_of(row: Any) -> Any:
+    """Return the type of a list of resources, for the OpenAPI document."""
+    kind = f"{row.__name__}List"
+    rows = cast("Any", TypedDict)(kind, {"kind": Literal[kind], "metadata": ListMetadata, "data": list[row]})
+    rows.__doc__ = f"A list of {row.__name__}."
+    return rows
 
 
 def link(request: Request, path: str) -> str:
