@@ -177,27 +177,6 @@ class ProducerMetrics:
         self._queue_times = make_stat()
         self._throttles = make_stat()
         self._exhaustions = make_stat()
-        me = weakref.ref(self)
-        for name, what in (
-            (
-                "record_send_rate",
-                "Records acknowledged per second over the last metrics_num_samples sample windows.",
-            ),
-            (
-                "record_error_rate",
-                "Records that ended in an error, per second over the last metrics_num_samples sample windows.",
-            ),
-            (
-                "record_retry_rate",
-                "Records sent again per second over the last metrics_num_samples sample windows.",
-            ),
-        ):
-            register_client_gauge(name, what).set_function(partial(_producer_metric, me, name))
-        size = register_client_gauge(
-            "batch_size_avg_bytes",
-            "Average bytes of a batch after compression over the last metrics_num_samples sample windows.",
-        )
-        size.set_function(partial(_producer_metric, me, "batch_size_avg"))
 
     def close(self) -> None:
         """Remove this client's gauges from the registry, unless another producer has its client id. May be called
@@ -295,8 +274,3 @@ class ProducerMetrics:
 def _free_buffer_bytes(of: weakref.ref[BufferPool]) -> float:
     memory = of()
     return 0.0 if memory is None else float(memory.available)
-
-
-def _producer_metric(of: weakref.ref[ProducerMetrics], name: str) -> float:
-    metrics = of()
-    return 0.0 if metrics is None else metrics.figures()[name]
