@@ -17,10 +17,11 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.consumer.commit_sequence import Commit, CommitSequence
+from penstock.shared.clients.consumer.consumer_coordinator import ConsumerCoordinator
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.clients.group.member_identity import describe_member, log_fields
 from penstock.shared.clients.protocol import requests
@@ -39,7 +40,7 @@ from penstock.shared.common.errors import (
     UnknownMember,
 )
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.repeated_failure import RepeatedFailure
 
 log = get_logger(__name__)
@@ -62,31 +63,6 @@ NEEDS_NEW_GENERATION = (RebalanceInProgress, CommitFailed)
 """Errors after which the offsets of partitions that the member keeps can be committed in its next generation."""
 
 
-class CommittingMember(Protocol):
-    """The group member that commits, as the commit request manager needs it (`ConsumerCoordinator`)."""
-
-    gone_because: str
-    """Why the membership was lost, "" if unknown."""
-
-    @property
-    def is_managed(self) -> bool:
-        """Whether the group assigns the partitions. Then a commit must have the member's identity."""
-
-    @property
-    def is_owner(self) -> bool:
-        """Whether the member owns partitions and still takes part in rebalances. A commit then waits for the end of
-        a rebalance."""
-
-    def group_metadata(self) -> GroupMetadata:
-        """Return the identity that a commit carries."""
-
-    def on_commit_rejected(self, sent_as: tuple[int, str], code: int) -> None:
-        """Called if a commit's error shows the loss of the membership.
-
-        `sent_as` are the generation and member id of the commit, `code` is the error code.
-        """
-
-
 class WaitingCommit(NamedTuple):
     """A commit whose callback waits for the response, with the numbers of its offsets in the commit sequence."""
 
@@ -101,7 +77,7 @@ class CommitRequestManager:
     def __init__(
         self,
         connection: Connection,
-        member: CommittingMember,
+        member: ConsumerCoordinator,
         metrics: ConsumerMetrics,
         clock: Clock,
         *,

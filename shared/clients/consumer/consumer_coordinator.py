@@ -293,7 +293,10 @@ class ConsumerCoordinator:
                 await self._settled.wait()
 
     def on_commit_rejected(self, sent_as: tuple[int, str], code: int) -> None:
-        """Handle a commit's error that shows the loss of the membership, without waiting for the next heartbeat."""
+        """Handle a commit's error that shows the loss of the membership, without waiting for the next heartbeat.
+
+        `sent_as` are the generation and member id of the commit, `code` is the error code.
+        """
         self.member.on_heartbeat(sent_as, code, self._clock.monotonic_ms())
         self.wake()
 

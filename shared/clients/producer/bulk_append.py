@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from penstock.shared.clients.producer.delivery import (
     Run,
     Span,
 )
+from penstock.shared.clients.producer.partitioner import PartitionedTopic
 from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue
 from penstock.shared.common.errors import BufferExhausted, PenstockError, TransactionAborted, UnknownTopicOrPartition
@@ -27,16 +28,6 @@ COLUMNS_MIN = 1_000
 
 NO_QUEUE = PartitionQueue(TopicPartition("", -1), 0)
 """The queue of a record whose partition is not chosen yet. It never has an open batch."""
-
-
-class Topic(Protocol):
-    """The queues of a topic's partitions: by number, by key, and the sticky one. `fill` reads only these."""
-
-    queues: dict[int, PartitionQueue]
-    by_key: dict[bytes, PartitionQueue]
-    sticky_queue: PartitionQueue | None
-
-    def for_key(self, key: bytes) -> PartitionQueue: ...
 
 
 class Bulk:
@@ -64,7 +55,7 @@ class Bulk:
     def __len__(self) -> int:
         return len(self._locations)
 
-    def fill(self, topics: Mapping[str, Topic]) -> ProducerRecord | None:
+    def fill(self, topics: Mapping[str, PartitionedTopic]) -> ProducerRecord | None:
         """Append records to open batches, up to the first one that must be enqueued alone: for example, it needs a new
         batch.
 
@@ -80,7 +71,7 @@ class Bulk:
         finally:
             self._locations.end()
 
-    def _append_records(self, topics: Mapping[str, Topic], run: Run) -> ProducerRecord | None:
+    def _append_records(self, topics: Mapping[str, PartitionedTopic], run: Run) -> ProducerRecord | None:
         """The loop is flat: one more call, property or object here lowers the throughput."""
         locations = self._locations.of
         now_ms = self.timestamp
@@ -214,7 +205,7 @@ class ColumnBulk(Bulk):
         self.first_rejection = self.first_rejection or error
         self.ended = error if isinstance(error, BufferExhausted | TransactionAborted) else self.ended
 
-    def _append_records(self, topics: Mapping[str, Topic], run: Run) -> ProducerRecord | None:
+    def _append_records(self, topics: Mapping[str, PartitionedTopic], run: Run) -> ProducerRecord | None:
         columns = self.columns
         topic = topics.get(columns.topic)
         try:
@@ -233,7 +224,7 @@ class ColumnBulk(Bulk):
         at = len(self._locations)
         return self.records[at] if at < self.stop else None
 
-    def _fill_by_key(self, topic: Topic, run: Run) -> None:
+    def _fill_by_key(self, topic: PartitionedTopic, run: Run) -> None:
         locations = self._locations.of
         known_queue = topic.by_key.get
         sticky_queue = topic.sticky_queue or NO_QUEUE
