@@ -7,6 +7,7 @@ event that may change them: a response, records taken, a seek, an assignment, th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 
 from penstock.shared.clients.connection import Connection, list_offsets
@@ -68,8 +69,8 @@ class FetchRequestManager:
         self._failed: set[TopicPartition] = set()
         self._broken: BaseException | None = None
         self._is_open = False
-        self._waiters: set[asyncio.Future[None]] = set()
-        """The futures of callers that wait for data."""
+        self._wake = asyncio.Event()
+        """Set when a poll that waits must look again."""
 
     def __repr__(self) -> str:
         return f"<FetchRequestManager {self.fetcher}, {len(self._tasks)} tasks>"
@@ -160,21 +161,15 @@ class FetchRequestManager:
     async def wait_for_data(self, timeout_ms: float) -> None:
         """Wait until there may be records to take, or until `timeout_ms` has passed.
 
-        Also returns after `wake_pollers`, after the failure of a request's task, and if fetching is not open.
+        Also returns after `wake_pollers`, after the failure of a request's task, which `take` raises, and if fetching
+        is not open.
         """
         if self.fetcher.has_data or not self._is_open:
             return
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
-        try:
-            await asyncio.wait([waiter], timeout=timeout_ms / 1000)
-        finally:
-            self._waiters.discard(waiter)
-            if not waiter.done():
-                waiter.cancel()
-            elif not waiter.cancelled():
-                # Retrieve the error, or asyncio logs that nobody did. `take` raises it.
-                waiter.exception()
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._wake.wait()
 
     def pump(self) -> None:
         """Start the requests that the fetcher wants now."""
@@ -197,7 +192,7 @@ class FetchRequestManager:
             self._timer = None
         if requests.next_ms is not None:
             self._timer = asyncio.get_running_loop().call_later((requests.next_ms - now_ms) / 1000, self.pump)
-        if self._waiters and self.fetcher.has_data:
+        if self.fetcher.has_data:
             self.wake_pollers()
 
     async def _send_fetch(self, fetch: Fetch) -> None:
@@ -333,13 +328,9 @@ class FetchRequestManager:
     def _on_request_task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_exception(error)
             self._broken = error
+            self.wake_pollers()
 
     def wake_pollers(self) -> None:
         """Wake a poll that waits."""
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._wake.set()
