@@ -5,9 +5,9 @@ the time. A key expires `ttl_ms` after it was written and is never dropped earli
 instead.
 
 A stored response is small, however many offsets it contains. Its JSON is compressed. The rows of `?offsets=true` would
-be most of the JSON, so they are stored separately, as compressed columns. The columns of positions (`line` or `index`)
-and offsets hold differences between consecutive rows, of the same partition for offsets. Most differences are one, so
-they compress very well.
+be most of the JSON, so they become columns first. The columns of positions (`line` or `index`) and offsets hold
+differences between consecutive rows, of the same partition for offsets. Most differences are one, so they compress very
+well.
 
 >>> keys = StoredKeys(ttl_ms=1_000, max_keys=2, max_bytes=10_000)
 >>> keys.put(b"k" * 32, encode_stored_key(b"f" * 32, StoredResponse(200, b"{}"), 5_000))
@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -35,11 +34,10 @@ from penstock.api.ingest.atomic import IdempotencyKey, KeyReused, StoredResponse
 from penstock.shared.common.errors import BufferExhausted, SchemaMismatch
 from penstock.shared.common.json_decoding import decode_json
 
-_PART_LENGTH = struct.Struct(">I")
 OFFSETS = "offsets"
 
 _RECORD_HEAD = struct.Struct(">BqH")
-FORMAT = 2
+FORMAT = 3
 DIGEST_BYTES = 32
 ENTRY_BYTES = 200
 """The approximate memory of an entry without its packed response: digest, fingerprint and table slot."""
@@ -147,17 +145,14 @@ class StoredKeys:
 def pack_stored_response(response: StoredResponse) -> bytes:
     """Return a response's body, compressed for the record of a stored Idempotency-Key.
 
-    The rows of `offsets` become columns (see `_pack_offset_rows`).
+    The rows of `offsets` become columns (see `_columns_of`).
     """
     body = response.body
-    columns = b""
     if b'"offsets":[{' in body:
         members = msgspec.json.decode(body)
-        columns = _pack_offset_rows(members[OFFSETS])
-        members[OFFSETS] = None
+        members[OFFSETS] = _columns_of(members[OFFSETS])
         body = msgspec.json.encode(members)
-    packed = zlib.compress(body)
-    return _PART_LENGTH.pack(len(packed)) + packed + columns
+    return zlib.compress(body)
 
 
 def unpack_stored_response(status: int, data: bytes) -> StoredResponse:
@@ -166,69 +161,48 @@ def unpack_stored_response(status: int, data: bytes) -> StoredResponse:
     Raises SchemaMismatch if the data cannot be decoded.
     """
     try:
-        end = _PART_LENGTH.size + _PART_LENGTH.unpack_from(data)[0]
-        body = zlib.decompress(data[_PART_LENGTH.size : end])
-        if end < len(data):
-            members = decode_json(body, dict[str, Any])
-            members[OFFSETS] = _unpack_offset_rows(data[end:])
+        stream = zlib.decompressobj()
+        body = stream.decompress(data)
+        if not stream.eof or stream.unused_data:
+            raise ValueError("its compressed data is cut off, or has a suffix")
+        if b'"offsets":{' in body:
+            members: dict[str, Any] = decode_json(body, dict[str, msgspec.Raw])
+            members[OFFSETS] = _rows_of(decode_json(members[OFFSETS], dict[str, list[int]]))
             body = msgspec.json.encode(members)
-    except (struct.error, zlib.error, ValueError) as e:
+    except (zlib.error, ValueError, KeyError) as e:
         raise SchemaMismatch(f"a response in the topic of Idempotency-Keys cannot be decoded: {e}") from None
     return StoredResponse(status, body)
 
 
-def _pack_offset_rows(rows: Sequence[dict[str, Any]]) -> bytes:
-    """Encode the rows of `offsets` in a stored response.
+def _columns_of(rows: Sequence[dict[str, int]]) -> dict[str, list[int]]:
+    """Return the rows of `offsets` as columns.
 
-    The format has four parts: the name of the rows' position (`line` or `index`), and the compressed columns of
-    positions, partitions and offsets. Each part follows its length.
+    A position is the difference from the previous row's, an offset the difference from the previous one of its
+    partition.
     """
     # The third member is the position: `line` or `index`.
     (unit,) = rows[0].keys() - {"partition", "offset"}
-    positions = array("q")
-    offsets = array("q")
+    positions = []
+    offsets = []
     last_position = 0
     last_offsets: dict[int, int] = {}
     for row in rows:
-        # A position is stored as the difference from the previous row's, an offset as the difference from the previous
-        # one of its partition.
         positions.append(row[unit] - last_position)
         offsets.append(row["offset"] - last_offsets.get(row["partition"], 0))
         last_position = row[unit]
         last_offsets[row["partition"]] = row["offset"]
-    partitions = array("i", [row["partition"] for row in rows])
-    parts = [unit.encode(), *(zlib.compress(_big_endian(column)) for column in (positions, partitions, offsets))]
-    return b"".join(_PART_LENGTH.pack(len(part)) + part for part in parts)
+    return {unit: positions, "partition": [row["partition"] for row in rows], "offset": offsets}
 
 
-def _unpack_offset_rows(data: bytes) -> list[dict[str, int]]:
-    """Decode the rows of `offsets` in a stored response, which `_pack_offset_rows` encoded."""
-    parts = []
-    start = 0
-    while start < len(data):
-        end = start + _PART_LENGTH.size + _PART_LENGTH.unpack_from(data, start)[0]
-        parts.append(data[start + _PART_LENGTH.size : end])
-        start = end
-    unit, *packed = parts
-    columns = [array(kind) for kind in "qiq"]
-    for column, part in zip(columns, packed, strict=True):
-        column.frombytes(zlib.decompress(part))
-    columns = [array(column.typecode, _big_endian(column)) for column in columns]
+def _rows_of(columns: dict[str, list[int]]) -> list[dict[str, int]]:
+    """Return the rows of `offsets` whose columns `_columns_of` returned."""
+    (unit, positions), (_, partitions), (_, offsets) = columns.items()
     rows = []
-    name = unit.decode()
     position = 0
     last_offsets: dict[int, int] = {}
-    for position_delta, partition, offset_delta in zip(*columns, strict=True):
+    for position_delta, partition, offset_delta in zip(positions, partitions, offsets, strict=True):
         position += position_delta
         offset = last_offsets.get(partition, 0) + offset_delta
         last_offsets[partition] = offset
-        rows.append({name: position, "partition": partition, "offset": offset})
+        rows.append({unit: position, "partition": partition, "offset": offset})
     return rows
-
-
-def _big_endian(column: array[int]) -> bytes:
-    """Convert a column of a stored response between this machine's byte order and big-endian order."""
-    swapped = array(column.typecode, column)
-    if struct.pack("=H", 1) != struct.pack(">H", 1):
-        swapped.byteswap()
-    return swapped.tobytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from typing import Any
 
 import msgspec
@@ -107,11 +108,15 @@ def test_the_largest_response_fits_into_a_record() -> None:
     "data",
     [
         b"",
-        b"\0\0\0\x09abc",
-        b"\0\0\0\x03abc",
+        b"abc",
+        pack_stored_response(StoredResponse(200, b"{}"))[:-1],
         pack_stored_response(StoredResponse(200, b"{}")) + b"\0",
-        pack_stored_response(StoredResponse(200, b'{"a":' * 100_000)) + b"\0",
-        pack_stored_response(StoredResponse(200, b"[]")) + b"\0",
+        zlib.compress(b'{"offsets":{' * 100_000),
+        zlib.compress(b'[{"offsets":{}}]'),
+        zlib.compress(b'{"offsets":{}}'),
+        zlib.compress(b'{"a":{"offsets":{}}}'),
+        zlib.compress(b'{"offsets":{"line":1,"partition":1,"offset":1}}'),
+        zlib.compress(b'{"offsets":{"line":[1],"partition":[],"offset":[]}}'),
     ],
 )
 def test_invalid_data_raises_schema_mismatch(data: bytes) -> None:
