@@ -127,9 +127,6 @@ class IngestSettings(Section):
     )
     idempotency_partitions: PositiveCount = Field(default=8, description="partitions of that topic if it is created")
     idempotency_ttl_ms: PositiveMs = Field(default=24 * HOUR_MS, description="how long an Idempotency-Key is stored")
-    max_idempotency_keys: PositiveCount = Field(
-        default=100_000, description="most keys of a partition at once; then 429"
-    )
     max_idempotency_bytes: PositiveCount = Field(
         default=33_554_432, description="memory for the keys of a partition; then 429"
     )

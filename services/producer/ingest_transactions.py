@@ -256,9 +256,7 @@ class KeyedTransactions:
         self._admin = admin
         self._open_producer = open_producer
         self._tp = TopicPartition(settings.idempotency_topic, number)
-        self._keys = StoredKeys(
-            settings.idempotency_ttl_ms, settings.max_idempotency_keys, settings.max_idempotency_bytes
-        )
+        self._keys = StoredKeys(settings.idempotency_ttl_ms, settings.max_idempotency_bytes)
         self._lock = asyncio.Lock()
         self._producer: Producer | None = None
         self._turn_ms: float = TURN_MS

@@ -9,7 +9,7 @@ be most of the JSON, so they become columns first. The columns of positions (`li
 differences between consecutive rows, of the same partition for offsets. Most differences are one, so they compress very
 well.
 
->>> keys = StoredKeys(ttl_ms=1_000, max_keys=2, max_bytes=10_000)
+>>> keys = StoredKeys(ttl_ms=1_000, max_bytes=10_000)
 >>> keys.put(b"k" * 32, encode_stored_key(b"f" * 32, StoredResponse(200, b"{}"), 5_000))
 >>> keys.get(IdempotencyKey(b"k" * 32, b"f" * 32), 5_999), keys.get(IdempotencyKey(b"k" * 32, b"f" * 32), 6_000)
 (StoredResponse(status=200, body=b'{}'), None)
@@ -84,16 +84,15 @@ def decode_stored_key(value: bytes) -> StoredKey:
 class StoredKeys:
     """The keys of one partition, oldest first."""
 
-    def __init__(self, ttl_ms: int, max_keys: int, max_bytes: int) -> None:
+    def __init__(self, ttl_ms: int, max_bytes: int) -> None:
         self._ttl_ms = ttl_ms
-        self._max_keys = max_keys
         self._max_bytes = max_bytes
         self._entries: dict[bytes, StoredKey] = {}
         self.size_bytes = 0
         """The memory of all entries, approximately."""
 
     def __repr__(self) -> str:
-        return f"StoredKeys({len(self._entries)} of {self._max_keys})"
+        return f"StoredKeys({len(self._entries)}, {self.size_bytes} of {self._max_bytes} bytes)"
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -116,8 +115,6 @@ class StoredKeys:
     def check_room(self, now_ms: int) -> None:
         """Raise BufferExhausted if the table is full."""
         self._expire_keys(now_ms)
-        if len(self._entries) >= self._max_keys:
-            raise BufferExhausted(f"this partition stores max_idempotency_keys={self._max_keys} keys")
         if self.size_bytes >= self._max_bytes:
             message = f"the keys of this partition use max_idempotency_bytes={self._max_bytes}"
             raise BufferExhausted(message)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.api.ingest.atomic import IdempotencyKey, KeyReused, StoredResponse
 from penstock.services.producer.stored_keys import (
+    ENTRY_BYTES,
     StoredKeys,
     decode_stored_key,
     encode_stored_key,
@@ -44,7 +45,7 @@ def test_a_record_round_trips() -> None:
 
 def test_a_key_belongs_to_one_request() -> None:
     """The same request has the same response, another one raises KeyReused, and an expired key is free."""
-    keys = StoredKeys(1_000, 10, 10_000)
+    keys = StoredKeys(1_000, 10_000)
     keys.put(b"k", encode_stored_key(F, StoredResponse(200, b"1"), 0))
     assert keys.get(IdempotencyKey(b"k", F), 999) == (200, b"1")
     with pytest.raises(KeyReused):
@@ -55,11 +56,11 @@ def test_a_key_belongs_to_one_request() -> None:
 
 def test_a_full_table_rejects_new_keys() -> None:
     """New keys are rejected while the table is full, until older ones expire."""
-    keys = StoredKeys(1_000, 2, 10_000)
+    keys = StoredKeys(1_000, max_bytes=2 * ENTRY_BYTES)
     for i, digest in enumerate((b"a", b"b")):
         keys.check_room(0)
         keys.put(digest, encode_stored_key(F, StoredResponse(200, b""), i))
-    with pytest.raises(BufferExhausted, match="max_idempotency_keys=2"):
+    with pytest.raises(BufferExhausted, match="max_idempotency_bytes=400"):
         keys.check_room(999)
     assert keys.get(IdempotencyKey(b"a", F), 999) is not None
     keys.check_room(1_000)
@@ -67,7 +68,7 @@ def test_a_full_table_rejects_new_keys() -> None:
 
 def test_the_tables_memory_has_a_limit() -> None:
     """Long responses fill the table before many keys do, and an expired or replaced response frees its memory."""
-    keys = StoredKeys(1_000, 100, max_bytes=5_000)
+    keys = StoredKeys(1_000, max_bytes=5_000)
     noise = random.Random(7).randbytes(3_000).hex().encode()
     keys.put(b"a", encode_stored_key(F, StoredResponse(200, noise), 0))
     keys.put(b"a", encode_stored_key(F, StoredResponse(200, noise), 0))
