@@ -61,7 +61,6 @@ class OutputTransactor:
         self._make_producer = make_producer
         self._committed = committed
         self._producer: Producer | None = None
-        self._known_topics: set[str] = set()
 
     def __repr__(self) -> str:
         return f"OutputTransactor({self._producer!r})"
@@ -124,10 +123,9 @@ class OutputTransactor:
     async def _find_topics(self, producer: Producer, records: Sequence[ProducerRecord]) -> None:
         """Wait for the metadata of unknown topics before the transaction begins and its timeout runs."""
         missing: dict[str, Exception] = {}
-        for topic in {record.topic for record in records} - self._known_topics:
+        for topic in {record.topic for record in records}:
             try:
                 await producer.partitions_for(topic)
-                self._known_topics.add(topic)
             except (UnknownTopicOrPartition, DataError) as e:
                 missing[topic] = e
         if missing:
@@ -138,7 +136,6 @@ class OutputTransactor:
         failed = {i: result for i, result in enumerate(results) if not isinstance(result, RecordMetadata)}
         # 1. Records that no retry can write. Errors of other records may be consequences of theirs.
         if rejected := {i: e for i, e in failed.items() if isinstance(e, DataError | UnknownTopicOrPartition)}:
-            self._known_topics -= {records[i].topic for i in rejected}
             raise OutputRejected(rejected)
         # 2. A fatal error takes precedence over the others. 3. Any other error may pass.
         if failed:
