@@ -374,7 +374,10 @@ class Consumer(Generic[K, V]):
         self._positions.returned(positions, {tp: each.columns.leader_epoch for tp, each in fetched_rows.items()})
         return {tp: each.columns for tp, each in fetched_rows.items()}
 
-    async def _poll_records(self, timeout_ms: float, max_records: int | None) -> dict[TopicPartition, PolledRecords]:
+    async def _poll_records(
+        self, timeout_ms: float, max_records: int | None, *, one_by_one: bool = False
+    ) -> dict[TopicPartition, PolledRecords]:
+        """Poll. With `one_by_one`, unread records stay where they are: {} is returned if there are any."""
         self._check_reading("poll")
         if self._is_polling:
             raise IllegalState("another task is in poll, or waits for the next record: a consumer is one task's")
@@ -405,6 +408,8 @@ class Consumer(Generic[K, V]):
                 self._raise_wakeup()
                 self._coordinator.check_errors()
                 self._raise_undecodable()
+                if one_by_one and self._positions.unread.has_next(self._fetcher.paused):
+                    return {}
                 if fetched_rows := await self._take_records(limit):
                     return fetched_rows
                 now_ms = SYSTEM_CLOCK.monotonic_ms()
@@ -464,7 +469,7 @@ class Consumer(Generic[K, V]):
         # A due call of the listener precedes unread records: their partition may be revoked. A poll makes the call,
         # and drops the records of partitions that are gone.
         while self._coordinator.is_listener_due or (found := unread.next(self._fetcher.paused)) is None:
-            positions.add_unread(await self._poll_records(ITERATION_TIMEOUT_MS, None))
+            positions.add_unread(await self._poll_records(ITERATION_TIMEOUT_MS, None, one_by_one=True))
         record, position, epoch = found
         positions.returned_one(record.topic_partition, position, epoch)
         return record

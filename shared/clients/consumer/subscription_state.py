@@ -11,7 +11,6 @@ Java's `SubscriptionState` also has the assigned partitions, and the positions f
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -396,31 +395,31 @@ class UnreadRecords:
     """
 
     def __init__(self) -> None:
-        self._rests: dict[TopicPartition, deque[_UnreadRest]] = {}
+        self._rests: dict[TopicPartition, _UnreadRest] = {}
 
     def __repr__(self) -> str:
         return f"<UnreadRecords {self._rests}>"
 
     def add(self, polled: Mapping[TopicPartition, PolledRecords]) -> None:
-        """Add new records. Records that `UnreadRecords.take` returned are put back before their partition's others.
-
-        New records of a partition are taken from the fetcher only while it has no unread records.
-        """
+        """Add new records of partitions that have no unread ones."""
         for tp, each in polled.items():
-            self._rests.setdefault(tp, deque()).appendleft(_UnreadRest(each))
+            self._rests[tp] = _UnreadRest(each)
+
+    def has_next(self, held: Collection[TopicPartition]) -> bool:
+        """Whether a partition that is not held has unread records."""
+        return any(tp not in held for tp in self._rests)
 
     def next(self, held: Collection[TopicPartition]) -> tuple[ConsumerRecord[Any, Any], int, int] | None:
         """Return the next unread record of a partition that is not held, the position after it and its leader epoch."""
-        for tp, rests in self._rests.items():
+        for tp, rest in self._rests.items():
             if tp in held:
                 continue
-            rest = rests[0]
             columns = rest.polled.columns
             record = columns.record(rest.index)
             rest.index += 1
             position = rest.position
             if rest.index == len(columns):
-                self._drop_first_rest(tp)
+                del self._rests[tp]
             return record, position, columns.leader_epoch
         return None
 
@@ -429,14 +428,14 @@ class UnreadRecords:
         polled: dict[TopicPartition, PolledRecords] = {}
         left = max_records
         for tp in [tp for tp in self._rests if tp not in held]:
-            rest = self._rests[tp][0]
+            rest = self._rests[tp]
             columns = rest.polled.columns
             end = len(columns) if left is None else min(len(columns), rest.index + left)
             part = columns[rest.index : end]
             rest.index = end
             polled[tp] = PolledRecords(part, rest.position)
             if end == len(columns):
-                self._drop_first_rest(tp)
+                del self._rests[tp]
             left = None if left is None else left - len(part)
             if left == 0:
                 break
@@ -444,7 +443,7 @@ class UnreadRecords:
 
     def position(self, tp: TopicPartition) -> int | None:
         """Return the offset of the partition's next unread record. Returns None if there is none."""
-        return self._rests[tp][0].position if tp in self._rests else None
+        return self._rests[tp].position if tp in self._rests else None
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         for tp in partitions:
@@ -453,8 +452,3 @@ class UnreadRecords:
     def retain(self, partitions: Collection[TopicPartition]) -> None:
         """Drop the unread records of all partitions except these."""
         self.drop([tp for tp in self._rests if tp not in partitions])
-
-    def _drop_first_rest(self, tp: TopicPartition) -> None:
-        self._rests[tp].popleft()
-        if not self._rests[tp]:
-            del self._rests[tp]

@@ -297,16 +297,6 @@ def test_a_partition_assigned_again_starts_fresh() -> None:
     assert positions.uncommitted() == {A: OffsetAndMetadata(4)}
 
 
-def test_records_that_are_put_back_are_the_next_ones() -> None:
-    """The position of a partition is that of the records that were taken and put back, and not of its others."""
-    unread = UnreadRecords()
-    unread.add({A: records(A, 0, 1, 2)})
-    taken = unread.take(1, ())
-    assert unread.position(A) == 1
-    unread.add(taken)
-    assert unread.position(A) == 0
-
-
 def test_a_seek_drops_the_unread_records() -> None:
     """A seek drops the unread records. It does not forfeit records that were returned before."""
     positions = ConsumedPositions()
@@ -355,18 +345,9 @@ def test_held_partitions_keep_their_order() -> None:
     unread.add({A: taken(A, 1, 2, position=3), B: taken(B, 0, position=1)})
     assert unread.next(()) is not None
     assert drained(unread, A) == [(1, 0, 1)]
+    assert (unread.has_next({A}), unread.has_next(())) == (False, True)
     assert drained(unread) == [(0, 2, 3)]
-
-
-def test_records_put_back_come_first() -> None:
-    """A poll within an iteration takes up to its limit of records, and puts them back at the front."""
-    unread = UnreadRecords()
-    unread.add({A: taken(A, 1, 2, 3, position=4)})
-    unread.add(unread.take(2, ()))
-    again = unread.take(1, ())
-    assert again[A].columns.offsets.tolist() == [1]
-    unread.add(again)
-    assert drained(unread) == [(0, 1, 2), (0, 2, 3), (0, 3, 4)]
+    assert not unread.has_next(())
 
 
 def test_the_rest_can_be_taken_as_columns() -> None:
