@@ -208,6 +208,12 @@ class Running:
             await let_pass(0.005)
 
 
+async def turns() -> None:
+    """Runs what other tasks can do without waiting."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 @asynccontextmanager
 async def running(clock: Clock = SYSTEM_CLOCK, **settings: str) -> AsyncIterator[Running]:
     """A worker on a fake cluster with the topic `t`. In names of settings underscores stand for dots."""

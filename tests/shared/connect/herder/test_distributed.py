@@ -61,7 +61,7 @@ from penstock.shared.connect.storage.config_store import KafkaConfigStore
 from penstock.shared.connect.storage.offset_store import KafkaOffsetStore
 from penstock.shared.connect.storage.status_store import KafkaStatusStore
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
-from tests.shared.connect.harness import RecordingSink, StatusRecorder
+from tests.shared.connect.harness import RecordingSink, StatusRecorder, turns
 from tests.shared.connect.herder.test_standalone import (
     CONVERTER,
     MultiTaskSource,
@@ -867,11 +867,6 @@ def runner(worker: SlowToStop) -> tuple[WorkRunner, list[str]]:
         on_reconfiguration=started.append,
     )  # fmt: skip
     return made, started
-
-
-async def turns() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def test_a_connector_revoked_during_its_restart_does_not_start() -> None:

@@ -13,6 +13,7 @@ import pytest
 import structlog
 
 from penstock.shared.connect.config_def import ConfigDef, Importance, Type
+from penstock.shared.connect.connector import Connector
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector
 from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, TooManyTasks
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
@@ -23,11 +24,21 @@ from tests.shared.connect.harness import (
     RecordingSinkTask,
     RecordingSource,
     RecordingSourceTask,
+    Running,
     running,
+    turns,
 )
 from tests.virtual_time import let_pass
 
 SINK = {"name": "s", "connector.class": "FileStreamSink", "topics": "t", "file": "${env:HOME}/out", "tasks.max": "2"}
+
+
+async def start(run: Running, kind: type[Connector]) -> dict[str, str]:
+    """Starts the connector "s" of a class, and returns its config."""
+    run.worker.plugins.add(kind, kind.__name__)
+    config = {**SINK, "connector.class": kind.__name__}
+    await run.worker.start_connector("s", config, TargetState.STARTED, run.listener)
+    return config
 
 
 async def test_task_configs_keep_their_variables() -> None:
@@ -58,9 +69,7 @@ async def test_values_of_task_configs_become_texts() -> None:
             return [made] if made else None  # type: ignore[return-value]
 
     async with running() as run:
-        run.worker.plugins.add(Sharded, "Sharded")
-        config = {**SINK, "connector.class": "Sharded"}
-        await run.worker.start_connector("s", config, TargetState.STARTED, run.listener)
+        config = await start(run, Sharded)
         (task,) = await run.worker.connector_task_configs("s", config)
         expected = {"shard": "1", "is_last": "true", "tables": '["a","b"]', "id": str(UUID(int=5))}
         assert {name: task[name] for name in made if name in task} == expected
@@ -80,9 +89,7 @@ async def test_more_tasks_than_tasks_max_are_an_error() -> None:
             return [self.props] * (max_tasks + 1)
 
     async with running() as run:
-        run.worker.plugins.add(Many, "Many")
-        config = {**SINK, "connector.class": "Many"}
-        await run.worker.start_connector("s", config, TargetState.STARTED, run.listener)
+        config = await start(run, Many)
         with pytest.raises(TooManyTasks, match="greater than 2"):
             await run.worker.connector_task_configs("s", config)
         id = ConnectorTaskId("s", 2)
@@ -101,9 +108,7 @@ async def test_task_configs_of_a_replaced_connector_are_not_used() -> None:
             return [self.props]
 
     async with running() as run:
-        run.worker.plugins.add(Slow, "Slow")
-        config = {**SINK, "connector.class": "Slow"}
-        await run.worker.start_connector("s", config, TargetState.STARTED, run.listener)
+        config = await start(run, Slow)
         asking = asyncio.create_task(run.worker.connector_task_configs("s", config))
         await asked.wait()
         await run.worker.stop_connector("s")
@@ -124,14 +129,11 @@ async def test_a_connector_is_asked_for_task_configs_once_at_a_time() -> None:
             return [self.props]
 
     async with running() as run:
-        run.worker.plugins.add(Slow, "Slow")
-        config = {**SINK, "connector.class": "Slow"}
-        await run.worker.start_connector("s", config, TargetState.STARTED, run.listener)
+        config = await start(run, Slow)
         async with asyncio.TaskGroup() as asking:
             for _ in range(2):
                 asking.create_task(run.worker.connector_task_configs("s", config))
-            for _ in range(10):
-                await asyncio.sleep(0)
+            await turns()
             assert calls == [0]
             gate.set()
         assert calls == [0, 1]
@@ -149,15 +151,12 @@ async def test_a_connector_is_not_asked_for_task_configs_after_its_stop(paused: 
             return [self.props]
 
     async with running() as run:
-        run.worker.plugins.add(Slow, "Slow")
-        config = {**SINK, "connector.class": "Slow"}
-        await run.worker.start_connector("s", config, TargetState.STARTED, run.listener)
+        config = await start(run, Slow)
         asking = [asyncio.create_task(run.worker.connector_task_configs("s", config)) for _ in range(4)]
         await run.until(lambda: calls)
         ending = run.worker.set_target_state("s", TargetState.PAUSED) if paused else run.worker.stop_connector("s")
         stopping = asyncio.create_task(ending)
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await turns()
         gate.set()
         await stopping
         await run.until(lambda: all(one.done() for one in asking))
