@@ -117,6 +117,23 @@ def operators(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     return found
 
 
+def equal_to_none(source: str) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
+    """Each mutant of a comparison with NONE that changes nothing: its operator, and the range between the operands.
+
+    NONE is -1, the lowest row or key: nothing is below it, so `> NONE` is `!= NONE`, and `<= NONE` is `== NONE`. `is`
+    and `is not` ask where a number is stored, not which one it is.
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as op], comparators=[ast.Name("NONE") as right]):
+                kinds = ("Eq_LtE", "Eq_Is") if isinstance(op, ast.Eq) else ("NotEq_Gt", "NotEq_IsNot")
+                start = (left.end_lineno or 0, left.end_col_offset or 0)
+                end = (right.lineno, right.col_offset)
+                found += [(f"core/ReplaceComparisonOperator_{kind}", start, end) for kind in kinds]
+    return found
+
+
 def mutants_of(
     copy: Path, module: str, tests: list[str], definitions: list[str], sample: int | None, seed: int
 ) -> list[Mutant]:
@@ -141,19 +158,21 @@ def mutants_of(
     with contextlib.closing(sqlite3.connect(session)) as database:
         every = {job for (job,) in database.execute("SELECT job_id FROM mutation_specs")}
         wanted = (
-            "SELECT job_id, definition_name, operator_name LIKE '%BinaryOperator%', start_pos_row, start_pos_col "
+            "SELECT job_id, definition_name, operator_name, start_pos_row, start_pos_col "
             f"FROM mutation_specs WHERE NOT ({LEFT_OUT}) "
             "ORDER BY start_pos_row, start_pos_col, operator_name, occurrence, operator_args"
         )
         source = (copy / module).read_text(encoding="utf-8")
         ranges = unnoticeable(source)
         binary = operators(source)
+        without_effect = equal_to_none(source)
         jobs = [
             job
-            for job, definition, is_binary, line, column in database.execute(wanted)
+            for job, definition, operator, line, column in database.execute(wanted)
             if (not definitions or definition in definitions)
             and not any(start <= (line, column) < end for start, end in ranges)
-            and (not is_binary or any(start <= (line, column) < end for start, end in binary))
+            and ("BinaryOperator" not in operator or any(start <= (line, column) < end for start, end in binary))
+            and not any(one == operator and start <= (line, column) < end for one, start, end in without_effect)
         ]
         chosen = jobs if sample is None else random.Random(seed).sample(jobs, min(sample, len(jobs)))
         left_out = [(job,) for job in every.difference(chosen)]

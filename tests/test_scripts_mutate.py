@@ -76,6 +76,16 @@ def test_operators_are_those_between_operands() -> None:
     assert texts(MUTATE["operators"](MUTATED)) == {" - ", " += "}
 
 
+def test_mutants_of_comparisons_with_none_are_left_out() -> None:
+    """`>` and `is not` instead of `!=`, and `<=` and `is` instead of `==`; no mutant of another comparison."""
+    source = "a = b != NONE and c == NONE\nd = b == None and c > NONE and b != 1\n"
+    prefix = "core/ReplaceComparisonOperator_"
+    assert MUTATE["equal_to_none"](source) == [
+        *((prefix + kind, (1, 5), (1, 9)) for kind in ("NotEq_Gt", "NotEq_IsNot")),
+        *((prefix + kind, (1, 19), (1, 23)) for kind in ("Eq_LtE", "Eq_Is")),
+    ]
+
+
 @pytest.mark.parametrize("module", LIST["modules"])
 def test_the_tests_of_a_module_exist(module: str) -> None:
     """The module exists, and so does every test file or test that must notice its mutants."""
