@@ -62,6 +62,7 @@ DIRTY_AND_LISTED = DIRTY | LISTED
 REMOVED = 1
 # The result with the window's old bounds is retracted.
 RETRACTED = 2
+REMOVED_AND_RETRACTED = REMOVED | RETRACTED
 
 # --- cells ---
 LINK_CELLS = 2
@@ -186,7 +187,7 @@ def _add_number_to_cells(op, cells, floats, row, cell, n_more, number, float_num
         # NaN counts as the highest number, as in Spark.
         if float_number < old or old != old:
             floats[row, cell] = float_number
-    elif op == MAX_FLOAT:
+    else:
         old = floats[row, cell]
         if float_number > old or float_number != float_number:
             floats[row, cell] = float_number
@@ -241,8 +242,6 @@ def _new_row(code, start, end, links, flags, cells, free, meta):
     meta[FREE] -= 1
     row = free[meta[FREE]]
     links[row, KEY] = code
-    # The list of changed rows may still have the row from another window.
-    flags[row] &= LISTED
     cells[row, START] = start
     cells[row, END] = end
     meta[LIVE] += 1
@@ -290,6 +289,7 @@ def _unlink_row(row, links, flags, heads, meta):
     if next_ != NONE:
         links[next_, PREVIOUS] = previous
     links[row, KEY] = NONE
+    # The list of changed rows may still have the row when another window uses it.
     flags[row] &= LISTED
     meta[LIVE] -= 1
 
@@ -376,7 +376,8 @@ def _pop_due_row(heap, dues, meta):
         child = 2 * at + 1
         if child >= n:
             break
-        if child + 1 < n and dues[child + 1] < dues[child]:
+        # Behind the heap, `dues[n]` is still `due`.
+        if dues[child + 1] < dues[child]:
             child += 1
         if dues[child] >= due:
             break
@@ -386,6 +387,17 @@ def _pop_due_row(heap, dues, meta):
     dues[at] = due
     heap[at] = row
     return top
+
+
+@compiled
+def _is_heap_due(close_time, dues, meta):
+    return meta[HEAP] and dues[0] < close_time
+
+
+@compiled
+def _is_any_row_due(close_time, bucket_ms, dues, meta):
+    """Return whether a row may be due: on the heap, or in a bucket that was not visited."""
+    return close_time // bucket_ms > meta[FRONT] or _is_heap_due(close_time, dues, meta)
 
 
 @compiled
@@ -460,11 +472,11 @@ def _turn_wheel(close_time, bucket_ms, retained_ms, links, flags, cells, ring, h
 @compiled
 def _collect_due_rows(close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
     """Make all due rows pending. Return False if `pending` or the heap is full: make room there and call again."""
-    if close_time // bucket_ms > meta[FRONT] and not _turn_wheel(
+    if not _turn_wheel(
         close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta
-    ):
+    ):  # fmt: skip
         return False
-    while meta[HEAP] and dues[0] < close_time:
+    while _is_heap_due(close_time, dues, meta):
         if meta[PENDING] == len(pending):
             return False
         row = _pop_due_row(heap, dues, meta)
@@ -522,13 +534,19 @@ def _is_key_before(a, b, links, arena, key_offsets, sizes):
 @compiled
 def _is_pending_row_before(a, i, b, j, links, arena, key_offsets, sizes):
     """Return whether row i of a is closed before row j of b: by end, start, and key as bytes."""
-    if a[i, BY_END] != b[j, BY_END]:
-        return a[i, BY_END] < b[j, BY_END]
-    if a[i, BY_START] != b[j, BY_START]:
-        return a[i, BY_START] < b[j, BY_START]
-    if a[i, BY_KEY] != b[j, BY_KEY]:
-        return a[i, BY_KEY] < b[j, BY_KEY]
+    for c in range(BY_END, PENDING_COLUMNS):
+        if a[i, c] != b[j, c]:
+            return a[i, c] < b[j, c]
     return _is_key_before(a[i, ROW], b[j, ROW], links, arena, key_offsets, sizes)
+
+
+@compiled
+def _have_pending_rows_equal_columns(pending, i, j):
+    """Return whether two rows have equal bounds and words."""
+    for c in range(BY_END, PENDING_COLUMNS):
+        if pending[i, c] != pending[j, c]:
+            return False
+    return True
 
 
 @compiled
@@ -582,7 +600,10 @@ def _merge_sort_pending_rows(pending, spare, first, n, links, arena, key_offsets
 
 @compiled
 def _radix_sort_pending_rows(pending, spare, n):
-    """Sort the first n pending rows by end, start and BY_KEY: a radix sort, from the lowest byte to the highest."""
+    """Sort the first n pending rows by end, start and BY_KEY: a radix sort, from the lowest byte to the highest.
+
+    None of these numbers is negative.
+    """
     for column in range(BY_KEY, BY_END - 1, -1):
         differing = 0
         for i in range(1, n):
@@ -591,14 +612,12 @@ def _radix_sort_pending_rows(pending, spare, n):
             # Rows that are due together differ in few bytes.
             if not differing >> shift & (DIGITS - 1):
                 continue
-            # The highest byte has the sign: negative numbers come before the others.
-            sign = DIGITS // 2 if shift == 56 else 0
             # A counting sort, which keeps the order of equal bytes. The counts of the digits are behind the rows, four
             # in each row of `spare`.
             for digit in range(DIGITS):
                 spare[n + (digit >> 2), digit & 3] = 0
             for i in range(n):
-                digit = (pending[i, column] >> shift & (DIGITS - 1)) ^ sign
+                digit = pending[i, column] >> shift & (DIGITS - 1)
                 spare[n + (digit >> 2), digit & 3] += 1
             at = 0
             for digit in range(DIGITS):
@@ -606,7 +625,7 @@ def _radix_sort_pending_rows(pending, spare, n):
                 spare[n + (digit >> 2), digit & 3] = at
                 at += count
             for i in range(n):
-                digit = (pending[i, column] >> shift & (DIGITS - 1)) ^ sign
+                digit = pending[i, column] >> shift & (DIGITS - 1)
                 at = spare[n + (digit >> 2), digit & 3]
                 spare[n + (digit >> 2), digit & 3] = at + 1
                 _move_pending_row(spare, at, pending, i)
@@ -627,12 +646,7 @@ def _sort_pending_rows(pending, spare, n, links, arena, key_offsets, sizes):
     first = 0
     # Rows with equal bounds and words are sorted by whole keys.
     for i in range(1, n + 1):
-        if (
-            i == n
-            or pending[i, BY_KEY] != pending[first, BY_KEY]
-            or pending[i, BY_START] != pending[first, BY_START]
-            or pending[i, BY_END] != pending[first, BY_END]
-        ):
+        if i == n or not _have_pending_rows_equal_columns(pending, i, first):
             if i - first > 1:
                 _merge_sort_pending_rows(pending, spare, first, i, links, arena, key_offsets, sizes)
             first = i
@@ -660,8 +674,7 @@ def close_due(
                 close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta
             ):  # fmt: skip
                 return False
-            if meta[PENDING] > 1:
-                _sort_pending_rows(pending, spare, meta[PENDING], links, arena, key_offsets, sizes)
+            _sort_pending_rows(pending, spare, meta[PENDING], links, arena, key_offsets, sizes)
             meta[CLOSING] = ORDERED
             meta[PENDING_AT] = 0
         # 3. Close the rows in order, or remove those that were retained long enough. `meta[PENDING_AT]` is the next
@@ -702,7 +715,7 @@ def close_due(
                 # entry is deleted too.
                 was = cells[row, SHOWN_START]
                 if was != cells[row, START] or cells[row, SHOWN_END] != cells[row, END]:
-                    kind = RETRACTED if was == cells[row, START] else REMOVED | RETRACTED
+                    kind = RETRACTED if was == cells[row, START] else REMOVED_AND_RETRACTED
                     _write_deleted_window(code, was, cells[row, SHOWN_END], kind, deleted, meta)
             for c in range(cells.shape[1] - base):
                 closed[n, CLOSED_COLUMNS + c] = cells[row, base + c]
@@ -719,7 +732,7 @@ def close_due(
         meta[CLOSING] = NOTHING
         meta[PENDING] = 0
         # 4. Begin again. Time may have jumped so far that a window is closed and removed at once.
-        if not (retains and meta[HEAP] and dues[0] < close_time):
+        if not _is_heap_due(close_time, dues, meta):
             return True
 
 
@@ -771,9 +784,9 @@ def take_sessions(
                 return FULL
             _write_late_record(i, close_time, stream_time, False, late, meta)
         else:
-            if meta[FREE] == 0:
+            if not meta[FREE]:
                 return ROWS
-            if meta[HEAP] == len(heap) or meta[DELETED] + 2 > len(deleted):
+            if meta[HEAP] == len(heap) or meta[DELETED] == len(deleted):
                 return FULL
             if has_objects and meta[STEPS] + 3 > len(steps):
                 return FULL
@@ -811,7 +824,7 @@ def take_sessions(
                     if flags[later] & PERSISTED:
                         was = cells[later, SHOWN_START]
                         was_end = cells[later, SHOWN_END]
-                        _write_deleted_window(code, was, was_end, REMOVED | RETRACTED, deleted, meta)
+                        _write_deleted_window(code, was, was_end, REMOVED_AND_RETRACTED, deleted, meta)
                     _unlink_row(later, links, flags, heads, meta)
                 cells[row, START] = start
                 cells[row, END] = end
@@ -830,8 +843,7 @@ def take_sessions(
         meta[PROCESSED] = i + 1
         if closes:
             meta[CLOSE_TIME] = close_time
-            is_due = close_time // bucket_ms > meta[FRONT] or (meta[HEAP] > 0 and dues[0] < close_time)
-            if is_due and not close_due(
+            if _is_any_row_due(close_time, bucket_ms, dues, meta) and not close_due(
                 i, False, True, base, bucket_ms, 0, links, flags, cells, heads, free, ring, heap, dues, pending, spare,
                 arena, key_offsets, sizes, closed, deleted, changed, steps, has_objects, meta,
             ):  # fmt: skip
@@ -890,16 +902,16 @@ def take_time_windows(
                 before = at
                 at = links[at, NEXT]
             probe = at
-            # Without an aggregation that can reject a record, the range is empty.
-            for number in range(latest if can_reject else accepted_from - 1, accepted_from - 1, -1):
-                found = NONE
-                if probe != NONE and cells[probe, START] == number * advance_ms:
-                    found = probe
-                    probe = links[probe, NEXT]
-                rejected_by = _rejected_by(program, cells, found, NONE, base, values, has, i)
-                if rejected_by != NONE:
-                    meta[REJECTED_BY] = rejected_by
-                    return REJECTED
+            if can_reject:
+                for number in range(latest, accepted_from - 1, -1):
+                    found = NONE
+                    if probe != NONE and cells[probe, START] == number * advance_ms:
+                        found = probe
+                        probe = links[probe, NEXT]
+                    rejected_by = _rejected_by(program, cells, found, NONE, base, values, has, i)
+                    if rejected_by != NONE:
+                        meta[REJECTED_BY] = rejected_by
+                        return REJECTED
             # 3. For each of its windows that is not closed, from the latest to the earliest: create the window if it is
             # missing, and add the record to it. This is the order of the key's list, so that the list is walked once.
             for number in range(latest, accepted_from - 1, -1):
@@ -942,8 +954,7 @@ def take_time_windows(
         meta[PROCESSED] = i + 1
         if closes:
             meta[CLOSE_TIME] = close_time
-            is_due = close_time // bucket_ms > meta[FRONT] or (meta[HEAP] > 0 and dues[0] < close_time)
-            if is_due and not close_due(
+            if _is_any_row_due(close_time, bucket_ms, dues, meta) and not close_due(
                 i, False, False, base, bucket_ms, 0, links, flags, cells, heads, free, ring, heap, dues, pending, spare,
                 arena, key_offsets, sizes, closed, deleted, changed, steps, has_objects, meta,
             ):  # fmt: skip
@@ -1014,7 +1025,7 @@ def take_sliding_windows(
         is_early = t < difference_ms
         missed = 0
         n_found = 0
-        accepted = 0
+        is_accepted = False
         left = NONE
         right = NONE
         combined = NONE
@@ -1085,15 +1096,16 @@ def take_sliding_windows(
                 right = combined
             if right != NONE:
                 right_latest = cells[right, base]
-            # 2. Stop if there is no room for the four windows that a record can make, their steps and their updates, or
-            # if the record would overflow a sum of a window that is not closed. Nothing has changed up to here.
-            if meta[FREE] < 4:
+            # 2. Stop if there is no room for the three windows that a record can make, their steps and their updates,
+            # or if the record would overflow a sum of a window that is not closed. Nothing has changed up to here.
+            if meta[FREE] < 3:
                 return ROWS
-            if meta[HEAP] + 4 > len(heap):
+            if meta[HEAP] + 3 > len(heap):
                 return FULL
-            if has_objects and meta[STEPS] + 2 * n_found + 16 > len(steps):
+            # `made_right` has two steps, and the other two windows have three each.
+            if has_objects and meta[STEPS] + 2 * n_found + 8 > len(steps):
                 return FULL
-            if logs_updates and meta[UPDATES] + n_found + 5 > len(updates):
+            if logs_updates and meta[UPDATES] + n_found + 3 > len(updates):
                 return FULL
             # Still 2: stop if the record would overflow a sum. Without such an aggregation the range is empty.
             for f in range(n_found + 1 if can_reject else 0):
@@ -1105,9 +1117,9 @@ def take_sliding_windows(
                     meta[REJECTED_BY] = rejected_by
                     return REJECTED
             # As `leftWindowNotEmpty`: the previous record is in the window that ends at t.
-            lends = left != NONE and previous >= 0 and t - difference_ms <= previous
+            lends = left != NONE and t - difference_ms <= previous
             # The window that ends at t will begin with the numbers of `left`, so the sum with those must fit.
-            if can_reject and not is_early and not is_whole and not has_left and lends and t >= close_time:
+            if can_reject and lends and not has_left and t >= close_time:
                 rejected_by = _rejected_by(program, cells, left, NONE, base, values, has, i)
                 if rejected_by != NONE:
                     meta[REJECTED_BY] = rejected_by
@@ -1135,7 +1147,7 @@ def take_sliding_windows(
             made_combined = NONE
             # As `previousRecordRightWindowDoesNotExistAndIsNotEmpty`: the previous record's window may have been empty
             # until now.
-            if previous >= 0 and not is_whole and previous + 1 + difference_ms >= t:
+            if previous >= 0 and previous + 1 + difference_ms >= t:
                 at = heads[code]
                 while at != NONE and cells[at, START] > previous + 1:
                     at = links[at, NEXT]
@@ -1185,7 +1197,7 @@ def take_sliding_windows(
                 if cells[row, END] < close_time:
                     missed += 1
                     continue
-                accepted += 1
+                is_accepted = True
                 _add_record_to_row(program, cells, floats, row, base, values, float_values, has, i, t)
                 _mark_row_changed(row, flags, changed, meta)
                 if has_objects:
@@ -1207,15 +1219,14 @@ def take_sliding_windows(
                 if has_objects:
                     _write_object_step(UPDATE, made_right, meta[UPDATES] - 1, steps, meta)
         # 5. Note the record as late if no window accepted it. Then advance the time.
-        if accepted == 0:
+        if not is_accepted:
             _write_late_record(i, close_time, stream_time, False, late, meta)
         meta[MISSED] += missed
         meta[STREAM_TIME] = stream_time
         meta[PROCESSED] = i + 1
         if closes:
             meta[CLOSE_TIME] = close_time
-            is_due = close_time // bucket_ms > meta[FRONT] or (meta[HEAP] > 0 and dues[0] < close_time)
-            if is_due and not close_due(
+            if _is_any_row_due(close_time, bucket_ms, dues, meta) and not close_due(
                 i, True, False, base, bucket_ms, retained_ms, links, flags, cells, heads, free, ring, heap, dues,
                 pending, spare, arena, key_offsets, sizes, closed, deleted, changed, steps, has_objects, meta,
             ):  # fmt: skip
@@ -1238,7 +1249,7 @@ def load_rows(
     for i in range(len(codes)):
         row = _new_row(codes[i], starts[i], ends[i], links, flags, cells, free, meta)
         rows[i] = row
-        if base > END + 1:
+        if base > SHOWN_START:
             cells[row, SHOWN_START] = starts[i]
             cells[row, SHOWN_END] = ends[i]
         for c in range(states.shape[1]):
@@ -1334,7 +1345,7 @@ def take_rows(
         row = heads[code]
         if (has_objects and meta[STEPS] + 3 > len(steps)) or (logs_updates and meta[UPDATES] == len(updates)):
             return FULL
-        if row == NONE and meta[FREE] == 0:
+        if row == NONE and not meta[FREE]:
             return ROWS
         rejected_by = _rejected_by(program, cells, row, NONE, base, values, has, i) if can_reject else NONE
         if rejected_by != NONE:
