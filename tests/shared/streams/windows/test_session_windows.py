@@ -278,6 +278,12 @@ def test_on_update_retracts_only_what_was_shown() -> None:
     pipe(driver, ("a", 16), ("a", 8))
     driver.commit()
     assert updates(driver) == [(("a", 0, 0), [0]), (("a", 0, 0), None), (("a", 0, 16), [0, 1, 2])]
+    pipe(driver, ("a", 32))
+    driver.commit()
+    pipe(driver, ("a", 24))
+    driver.commit()
+    shown = [(("a", 32, 32), [3]), (("a", 0, 16), None), (("a", 32, 32), None), (("a", 0, 32), [0, 1, 2, 3, 4])]
+    assert updates(driver) == shown
 
 
 def test_a_shown_window_stays_shown_over_a_restore() -> None:

@@ -61,11 +61,50 @@ def test_records_near_zero_share_their_left_window() -> None:
     assert rows(driver) == {("a", 0, 10): [0, 1, 2], ("a", 4, 14): [0, 2], ("a", 7, 17): [2]}
 
 
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ((0, 5), {(0, 10): [0, 1], (1, 11): [1]}),
+        ((6, 6), {(0, 10): [0, 1]}),
+        ((5, 0), {(0, 10): [0, 1], (1, 11): [0]}),
+        ((10, 5), {(0, 10): [0, 1], (6, 16): [0]}),
+        ((0, 10), {(0, 10): [0, 1], (1, 11): [1]}),
+        ((0, 11), {(0, 10): [0], (1, 11): [1]}),
+        ((20, 9), {(10, 20): [0], (0, 10): [1]}),
+        ((19, 9), {(9, 19): [0, 1], (0, 10): [1], (10, 20): [0]}),
+    ],
+)
+def test_the_limits_of_early_records(times: tuple[int, int], expected: dict[tuple[int, int], list[int]]) -> None:
+    """A record below the difference is early. One at time 0 and one at the difference are like the others."""
+    driver = driver_of(10, 100)
+    pipe(driver, *(("a", at) for at in times))
+    assert {(start, end): ids for (_, start, end), ids in rows(driver).items()} == expected
+
+
+@pytest.mark.parametrize(("time", "missed"), [(10, 0), (11, 1), (15, 1), (16, 1), (17, 1)])
+def test_a_window_that_begins_at_0_is_open_until_its_end(time: int, missed: int) -> None:
+    """The record of another key moves time to the limit."""
+    driver = driver_of(10)
+    pipe(driver, ("b", time), ("a", 5))
+    assert [window for window in rows(driver) if window[0] == "a"] == ([] if missed else [("a", 0, 10)])
+    assert driver.task.metrics.missed_windows_total == missed
+    assert len(driver.read("in-late")) == missed
+
+
 def test_a_record_beyond_the_difference_has_no_part_in_the_next_ones_windows() -> None:
     """The window after the first record ends at the second one. It is forwarded once, as the window of the second."""
     driver = driver_of(10, 100, "on_update")
     pipe(driver, ("a", 29), ("a", 40))
     assert out(driver) == [(("a", 19, 29), [0], 29), (("a", 30, 40), [1], 40)]
+
+
+def test_a_window_of_two_rules_is_forwarded_twice() -> None:
+    """If another window shows the record before, Kafka Streams makes the window for each of the two records."""
+    driver = driver_of(10, 100, "on_update")
+    pipe(driver, ("a", 24), ("a", 29))
+    assert len(out(driver)) == 3
+    pipe(driver, ("a", 40))
+    assert out(driver) == [(("a", 30, 40), [2], 40)] * 2
 
 
 def test_two_records_of_one_moment_make_no_new_window() -> None:

@@ -157,17 +157,48 @@ def test_a_window_closes_at_its_end_however_late_it_began(kind: str, last: int) 
     assert [one["key"] for one in results(driver)] == ["a"] + ["b"] * (kind != "session")
 
 
-def test_windows_close_in_time_in_whatever_order_they_began() -> None:
+def test_a_window_at_time_0_closes_in_time() -> None:
+    """The wheel's buckets are wider than its time, and the close time was below 0 before."""
+    driver = sessions(grace=5_110, n=Count())
+    for timestamp, closed in ((0, []), (5_119, []), (5_121, ["0"])):
+        driver.pipe("in", key=b"%d" % timestamp, value=b"{}", timestamp=timestamp)
+        assert [one["key"] for one in results(driver)] == closed
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 40])
+def test_windows_close_in_time_in_whatever_order_they_began(count: int) -> None:
     """Those whose ends are near wait in a heap: each closes as soon as it is due."""
+    chance = random.Random(count)
     builder = StreamsBuilder()
     windows = builder.stream("in", value=Value).group_by_key().sliding_window(1_000_000, 1_000)
     windows.aggregate("s", n=Count()).on_close().to("out")
     driver = TopologyTestDriver(builder.build())
-    for end in (0, 40, 10, 50, 60, 20, 30):
+    ends = list(range(0, 10 * count, 10))
+    for end in sorted(ends, key=lambda _: chance.random()):
         driver.pipe("in", key=b"k%d" % end, value=b"{}", timestamp=2_000_000 + end)
-    for end in range(0, 70, 10):
+    for end in ends:
         driver.pipe("in", key=b"end", value=b"{}", timestamp=2_001_001 + end)
         assert [one["key"] for one in results(driver)] == [f"k{end}"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_windows_close_in_time_while_others_begin(seed: int) -> None:
+    """Each record closes the windows before its time, and begins one whose end is near."""
+    chance = random.Random(seed)
+    builder = StreamsBuilder()
+    windows = builder.stream("in", value=Value).group_by_key().sliding_window(1_000_000, 100)
+    windows.aggregate("s", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build())
+    open_: list[int] = []
+    now = 2_000_000
+    for number in range(200):
+        now += chance.randrange(6)
+        at = chance.randrange(now - 100, now + 1)
+        driver.pipe("in", key=b"k%d" % number, value=b"{}", timestamp=now)
+        driver.pipe("in", key=b"k%d" % (1_000 + number), value=b"{}", timestamp=at)
+        open_ += [now, at]
+        assert [one["end"] for one in results(driver)] == sorted(end for end in open_ if end < now - 100)
+        open_ = [end for end in open_ if end >= now - 100]
 
 
 BIG = 2**62
@@ -207,6 +238,35 @@ def test_a_sum_that_would_leave_64_bits_merges_nothing(
     driver.pipe("in", key=b"end", value=b"{}", timestamp=10**6)
     (result,) = results(driver)
     assert result["sum"] == expected
+
+
+def test_only_a_sum_rejects_a_record() -> None:
+    """A number may be so large that its sum with a count, a time, a minimum or a maximum would overflow."""
+    builder = StreamsBuilder()
+    names = {name: made("n") for name, made in MADE.items()}
+    windows = builder.stream("in", value=Value).group_by_key().tumbling_window(10, 0)
+    windows.aggregate("s", before=Count(), **names, after=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for key, numbers in ((b"a", (-100, 50, 2**63 - 1)), (b"b", (100, -50, -(2**63)))):
+        for n in numbers:
+            driver.pipe("in", key=key, value=msgspec.json.encode({"n": n}), timestamp=5)
+    assert driver.read("in-dlq") == []
+    driver.pipe("in", key=b"end", value=b"{}", timestamp=10)
+    assert [one["sum"] for one in results(driver)] == [2**63 - 51, 50 - 2**63]
+
+
+def test_a_sum_has_the_windows_of_its_record_only() -> None:
+    """A record whose windows are all new does not add to an earlier window of the key."""
+    builder = StreamsBuilder()
+    windows = builder.stream("in", value=Value).group_by_key().hopping_window(10, 5, 100)
+    windows.aggregate("s", sum=Sum("n")).on_close().to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for timestamp in (2, 32, 12):
+        driver.pipe("in", key=b"k", value=b'{"n":%d}' % BIG, timestamp=timestamp)
+    assert driver.read("in-dlq") == []
+    assert [row.start for row in driver.task.stores["s"].rows_of("k")] == [0, 5, 10, 25, 30]
+    driver.pipe("in", key=b"k", value=b'{"n":%d}' % BIG, timestamp=9)
+    assert len(driver.read("in-dlq")) == 1
 
 
 def sliding(emit: str = "on_close") -> TopologyTestDriver:

@@ -24,6 +24,7 @@ from penstock.shared.streams.aggregations.aggregation import (
     CountDistinct,
     Max,
     Mean,
+    Min,
     Sum,
 )
 from penstock.shared.streams.aggregations.collect import CollectList
@@ -246,6 +247,7 @@ def test_came_and_went_leaves_nothing() -> None:
     """A session that was merged away within a commit writes no deletion. One that the last commit wrote does."""
     store = store_of("session")
     take(store, [("a", 0), ("a", 14), ("a", 7)])
+    assert [row.states[:2] for row in store.rows()] == [[14, 3]]
     assert written(store) == ([], [], [(b"a", 0)])
     take(store, [("a", 28)])
     assert written(store) == ([], [], [(b"a", 28)])
@@ -321,6 +323,37 @@ def test_the_wheel_finds_what_is_far_ahead() -> None:
     taken = store.take(np.array(times), store.index.codes_of([b"k"] * len(times)), values, got)
     assert taken.closed.starts.tolist() == [0, 100_000, 10**12]
     assert taken.late[:, 0].tolist() == [2]
+
+
+@pytest.mark.parametrize("numbers", [[1.0, math.nan, 2.0], [math.nan, 2.0], [2.0, 1.0, math.nan], [1.0, 2.0, 1.0]])
+def test_nan_is_the_greatest_number_of_a_window(numbers: list[float]) -> None:
+    """A window has the results that the functions have without a kernel."""
+    functions: list[Aggregation[Any]] = [Min("n").bind(dict), Max("n").bind(dict)]
+    store = WindowStore("s", RULES["tumbling"], StateColumns(functions), text_keys=True)
+    times = np.zeros(len(numbers), np.int64)
+    for order in (numbers, numbers[::-1]):
+        values, got = store.columns.take([{"n": number} for number in order], times)
+        store.take(times, store.index.codes_of([str(order).encode()] * len(order)), values, got)
+        (row,) = store.rows_of(str(order))
+        for function, state in zip(functions, row.states, strict=True):
+            expected = function.initial()
+            for number in order:
+                expected = function.add(expected, {"n": number})
+            assert repr(function.result(state)) == repr(function.result(expected))
+
+
+@pytest.mark.parametrize("target", [499, 1_023, 1_273, 2_047, 2_300])
+def test_time_that_leaps_over_many_windows_closes_them_all(target: int) -> None:
+    """Each has a bucket of its own, and the time is then in another bucket."""
+    rule = WindowRule("tumbling", 10, 5_110, 10)
+    assert rule.bucket_ms == 10
+    store = WindowStore("s", rule, StateColumns(FUNCTIONS), text_keys=True)
+    starts = list(range(0, 5_000, 10))
+    take(store, [("a", start) for start in starts])
+    assert store.advance(10 * target + 9 + rule.grace_ms).closed.starts.tolist() == [
+        start for start in starts if start < 10 * target
+    ]
+    assert store.advance(10**6).closed.starts.tolist() == ([4_990] if target == 499 else [])
 
 
 def test_rows_that_were_evicted_are_used_again() -> None:
@@ -610,9 +643,11 @@ def require_same(
     *,
     updates: bool,
     has_objects: bool,
+    unused: int,
 ) -> set[str]:
     """Require outputs that begin with this room, and grow by that, to equal outputs with enough room.
 
+    Rows and due times that are not in use have the number `unused`, which no kernel may read.
     Returns the outputs that had to grow.
     """
     own = [CollectList("n").bind(Number)] if has_objects else []
@@ -626,6 +661,8 @@ def require_same(
             for one in (name, OF_ONE_SIZE.get(name, name)):
                 array = getattr(tight.table, one)
                 setattr(tight.table, one, guard.array(array, len(array) + extra))
+        tight.table.cells[:, k.LINK_CELLS :] = unused
+        tight.table._dues[:] = unused
         sizes = {name: len(getattr(tight.table, name)) for name in OUTPUTS}
         of_tight = all_that_comes(tight, plan, updates=updates)
         guard.require_whole()
@@ -638,7 +675,14 @@ extras = st.lists(st.integers(0, 6), min_size=len(OUTPUTS), max_size=len(OUTPUTS
 
 @pytest.mark.parametrize("kind", TABLE_RULES)
 @settings(max_examples=examples(50))
-@given(plan=batches, size=st.integers(1, 4), more=extras, updates=st.booleans(), has_objects=st.booleans())
+@given(
+    plan=batches,
+    size=st.integers(1, 4),
+    more=extras,
+    updates=st.booleans(),
+    has_objects=st.booleans(),
+    unused=st.sampled_from([0, BIG]),
+)
 def test_outputs_of_any_size_hold_the_same(
     kind: WindowKind,
     plan: list[list[tuple[str, int, int]]],
@@ -646,9 +690,10 @@ def test_outputs_of_any_size_hold_the_same(
     more: list[int],
     updates: bool,
     has_objects: bool,
+    unused: int,
 ) -> None:
     """With hardly any room a kernel stops in time, writes only to its own memory, and continues."""
-    require_same(kind, plan, size, more, updates=updates, has_objects=has_objects)
+    require_same(kind, plan, size, more, updates=updates, has_objects=has_objects, unused=unused)
 
 
 STEPS = [
@@ -670,11 +715,48 @@ def test_each_output_may_be_the_one_that_is_full(kind: WindowKind) -> None:
         for room in range(ROOM_MAX):
             more = [60] * len(OUTPUTS)
             more[at] = room
-            grown = require_same(kind, ONE_BY_ONE, 1, more, updates=True, has_objects=True)
+            unused = BIG if room % 2 else 0
+            grown = require_same(kind, ONE_BY_ONE, 1, more, updates=True, has_objects=True, unused=unused)
             if name not in grown:
                 break  # with more room, nothing differs
         else:
             raise AssertionError(f"{name} grew with room for {ROOM_MAX} rows")
+
+
+LIMITS: dict[WindowKind, tuple[list[int], int, dict[int, int]]] = {
+    "session": ([0, 20], 10, {k.FREE: 1, k.HEAP: 1, k.DELETED: 1, k.STEPS: 3, k.UPDATES: 3}),
+    "tumbling": ([], 13, {k.FREE: 1, k.HEAP: 1, k.LATE: 1, k.STEPS: 3, k.UPDATES: 1}),
+    "hopping": ([13], 12, {k.FREE: 5, k.HEAP: 5, k.LATE: 1, k.STEPS: 15, k.UPDATES: 5}),
+    "sliding": ([25], 20, {k.FREE: 3, k.HEAP: 3, k.LATE: 1, k.STEPS: 10, k.UPDATES: 4}),
+    "table": ([], 0, {k.FREE: 1, k.STEPS: 3, k.UPDATES: 1}),
+}
+"""Of each kind: the records before, a record, and how many rows and how much room of each output it must find."""
+ROOMS = {k.LATE: "late", k.DELETED: "deleted", k.UPDATES: "updates", k.STEPS: "steps", k.HEAP: "_heap"}
+
+
+@pytest.mark.parametrize(("kind", "output"), [(kind, output) for kind in LIMITS for output in LIMITS[kind][2]])
+def test_a_kernel_takes_a_record_for_which_there_is_just_enough_room(kind: WindowKind, output: int) -> None:
+    """With less room for one of the outputs, it takes nothing of the record."""
+    before, at, limits = LIMITS[kind]
+    store = store_of_numbers(kind, CollectList("n").bind(Number))
+    take_numbers(store, [("a", time, 1) for time in before])
+    table, times = store.table, np.array([at], np.int64)
+    table.logs_updates = True
+    values, _ = store.columns.take([Number(1)], times)
+    codes, live = store.index.codes_of([b"a"]), rows(store)
+    table._see_keys()
+    for missing, result in ((1, k.ROWS if output == k.FREE else k.FULL), (0, k.DONE)):
+        needed = limits[output] - missing
+        table.meta[output] = needed if output == k.FREE else len(getattr(table, ROOMS[output])) - needed
+        assert table._run_kernel(times, codes, values, 0, False) == result
+        assert (rows(store) == live) == bool(missing)
+
+
+def test_only_a_record_that_missed_a_window_is_noted() -> None:
+    """It is noted as accepted if another window has it."""
+    store = store_of("hopping")
+    taken = take(store, [("a", 21), ("a", 13), ("a", 14), ("a", 2)])
+    assert (taken.late.tolist(), taken.missed) == ([[1, 16, 21, 1], [3, 16, 21, 0]], 2)
 
 
 names = st.binary(max_size=20) | st.sampled_from([b"a", b"b", b"", b"a\0"])
