@@ -7,6 +7,7 @@ import ast
 import contextlib
 import os
 import random
+import resource
 import shlex
 import sqlite3
 import subprocess
@@ -24,6 +25,8 @@ TOOL = "cosmic-ray==8.7.0"
 TIMEOUT_S = 30.0
 """The time for the tests of one mutant, or TIMEOUT_FACTOR times that of the unchanged module if this is longer."""
 TIMEOUT_FACTOR = 5
+MEMORY_BYTES = 8 << 30
+"""The address space of each process: a mutant may allocate without end."""
 KILLED = "KILLED"
 SURVIVED = "SURVIVED"
 SHARE_MIN = 0.9
@@ -238,8 +241,15 @@ def arguments_of(words: list[str], modules: list[str]) -> argparse.Namespace:
     return given
 
 
+def limit_memory() -> None:
+    """Limit this process and those that it starts to MEMORY_BYTES, so that no mutant uses up the machine's memory."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, hard))
+
+
 def main() -> int:
     """Print each module's survivors and share; 1 if a module fails."""
+    limit_memory()
     known = tomllib.loads((ROOT / "scripts/mutants.toml").read_text(encoding="utf-8"))
     given = arguments_of(sys.argv[1:], list(known["modules"]))
     has_failed = False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import runpy
+import subprocess
+import sys
 import tomllib
 from collections import defaultdict
 from functools import cache
@@ -42,6 +44,19 @@ def test_all_modules_are_the_default() -> None:
     assert MUTATE["arguments_of"](modules[1:2], modules).modules == modules[1:2]
     with pytest.raises(SystemExit):
         MUTATE["arguments_of"](["shared/other.py"], modules)
+
+
+def test_a_mutant_cannot_use_up_the_memory() -> None:
+    """A process that allocates without end gets an error from itself alone."""
+    code = (
+        "import runpy, subprocess, sys\n"
+        f"mutate = runpy.run_path({str(ROOT / 'scripts' / 'mutate.py')!r})\n"
+        "mutate['limit_memory']()\n"
+        "sys.exit(subprocess.call([sys.executable, '-c', f'bytearray({mutate[\"MEMORY_BYTES\"]})']))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "MemoryError" in ended.stderr
 
 
 MUTATED = """\
