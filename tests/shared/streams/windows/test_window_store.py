@@ -360,15 +360,16 @@ def test_rows_that_were_evicted_are_used_again() -> None:
     """Any number of windows may be loaded from disk and evicted while time stands still, in buckets and on the heap."""
     store = store_of("session", CollectList("n").bind(dict))
     take(store, [("early", 0), ("first", 1_000)])
+    store.load("kept", 985, 985, [985, 1, (1, 1), (1, 1), ((1,), 1)])
     for number in range(60):
         for key in range(100):
-            start = 10_000 if key % 2 else 990
+            start = 10_000 if key % 2 else 985
             store.load(f"{number}-{key}", start, start, [start, 1, (1, 1), (1, 1), ((1,), 1)])
         for key in range(100):
             assert store.evict(f"{number}-{key}") == 1
     assert len(store.table.links) < 4_000
     taken = take(store, [("last", 50_000)])
-    assert taken.closed.keys == [b"first"]
+    assert taken.closed.keys == [b"kept", b"first"]
     assert len(store) == 1
 
 
@@ -444,6 +445,17 @@ def test_means_of_large_integers_are_divided_exactly() -> None:
     counts = np.array([3, 7, 2, 0], np.int64)
     expected = [mean.result((total, n)) for total, n in zip(sums.tolist(), counts.tolist(), strict=True)]
     assert columns.results([sums, counts]) == [expected]
+
+
+def test_a_batchs_updates_name_their_records_and_a_mean_counts_all_numbers() -> None:
+    """The last record merges two sessions with a number each, and retracts both."""
+    store = WindowStore("s", RULES["session"], StateColumns([Mean("n").bind(Whole)]), text_keys=True)
+    times = np.array([0, 14, 7], np.int64)
+    values, got = store.columns.take([Whole(4), Whole(6), Whole(11)], times)
+    outcome = store.take(times, store.index.codes_of([b"a"] * 3), values, got, updates=True)
+    assert outcome.updates_by.tolist() == [0, 1, 2, 2, 2]
+    assert outcome.is_retracted.tolist() == [False, False, True, True, False]
+    assert [row.states for row in store.rows()] == [[(21, 3)]]
 
 
 TABLE_RULES: dict[WindowKind, WindowRule] = {
