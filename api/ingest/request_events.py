@@ -245,7 +245,8 @@ def array_elements(body: bytes, max_element_bytes: int, max_elements: int) -> It
     """Iterate over the events of a JSON array: (0-based index of the first event, up to ELEMENTS_MAX events).
 
     An event is bytes, or None if it has more than `max_element_bytes`. The call itself raises EventRejected if `body`
-    is no valid JSON array, and Problem (413) if it has more than `max_elements` events.
+    is no valid JSON array, and Problem (413) if it has more than `max_elements` events. It does not check that the
+    events are UTF-8.
     """
     try:
         elements = decode_json(body, list[msgspec.Raw])

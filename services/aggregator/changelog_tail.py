@@ -1,6 +1,6 @@
 """Reads the tail of an application's changelog: the records after the newest snapshot in its lake.
 
-1. The snapshot is read, if there is one. It must be a snapshot of the same changelog topic.
+1. The snapshot is read, if there is one. If it has a topic id, this must be the id of the changelog topic.
 2. Each partition is read from its covered offset, or from 0 if no snapshot covers it.
 3. A compaction that ends meanwhile may delete records before they are read. In this case both steps are repeated with
    the newer snapshot.

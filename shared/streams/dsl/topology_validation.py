@@ -55,7 +55,9 @@ def require_repartition_topic(node: str, topic: str) -> None:
 
 
 def require_aggregation(argument: str, aggregation: Any) -> None:
-    """Raise ConfigError unless this argument is an aggregation, not a class, without async or generator methods."""
+    """Raise ConfigError unless this is an aggregation, not a class, and none of AGGREGATION_METHODS is async or a
+    generator.
+    """
     if isinstance(aggregation, Aggregation):
         require_plain_methods(argument, aggregation, AGGREGATION_METHODS)
         return

@@ -106,7 +106,7 @@ class PersistentStore(ABC, Generic[CacheT]):
 
     @property
     def due_ms(self) -> int:
-        """The end up to which the index on disk was searched for due rows."""
+        """The lowest end that the next search of the index on disk for due rows covers."""
         return self._due.to_ms
 
     @property
