@@ -385,7 +385,8 @@ def properties_file(conf: Mapping[str, str], folder: str) -> Iterator[None]:
 def scratch_folder(root: Path | None = None) -> Iterator[str]:
     """Yield a new folder below `root` (default: the machine's temporary folder) that only this user can read.
 
-    The folder is removed at the end, or by the next job if this job was killed.
+    The folder is removed at the end. If this job was killed, this user's next job with the same `root` removes it,
+    unless the job was killed while it made or removed the folder.
     """
     root = Path(tempfile.gettempdir()) if root is None else root
     # A folder is in use while its lock file is locked; the lock ends with the process that holds it. A folder without a

@@ -3,9 +3,10 @@ group.
 
 The group's leader calls `assign` with the subscriptions of all members (`GroupMember`) and the number of partitions of
 every topic. Each member calls `user_data`, and sends the result to the leader of the next rebalance. Under an eager
-assignor a member revokes all its partitions before it joins. Under the cooperative one members keep their partitions
-(KIP-429). A partition that must move is at first assigned to no member. Its owner sees that its assignment lacks the
-partition, revokes it, and joins again.
+assignor a member revokes all its partitions before it joins. Under the cooperative one members keep the partitions of
+the topics that they still subscribe to (KIP-429). A partition that must move from one member to another is at first
+assigned to no member, unless both claim it. Its owner sees that its assignment lacks the partition, revokes it, and
+joins again.
 
 The sticky assignors share one algorithm. The result is balanced. It moves few partitions, but not always the
 fewest possible:

@@ -280,7 +280,12 @@ def _avro_value_unchanged(value: Any) -> Any:
 
 
 def _struct_of_union_branch(branches: Sequence[Field], value: Any) -> Any:
-    """A union's value as a struct in which only its branch is set."""
+    """A union's value as a struct in which one branch is set; None for a null.
+
+    fastavro returns the branch's name for a record, if the union defines several records. Any other value sets the
+    first of `branches` that it fits, which need not be the branch that was written: a small `long` sets `int` if that
+    comes first, and a `float` sets `double` if there is one. Raises DataError if it fits none.
+    """
     if value is None:
         return None
     if isinstance(value, tuple):

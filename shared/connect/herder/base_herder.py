@@ -340,7 +340,10 @@ class BaseHerder(ABC):
 
     @abstractmethod
     async def _remove_connector(self, name: str) -> None:
-        """Remove a connector's config, and stop the connector."""
+        """Remove a connector's config, and stop the connector and its tasks. A standalone worker stops them first.
+
+        In a group, each worker stops what it runs of them when it has read the removal, maybe after this call returns.
+        """
 
     async def _execute_command(self, run: Callable[[], Awaitable[T]]) -> T:
         """Run a command in the herder's loop and return its result."""
