@@ -377,6 +377,15 @@ ENDINGS = ["", "a", "same-beginning-", "same-beginning-and-more-", "\x00", "é"]
 """Endings of keys that differ after more than 8 bytes, are empty, or are prefixes of another."""
 
 
+def test_keys_close_in_order_however_alike_their_beginnings_are() -> None:
+    """The bytes behind a beginning that all keys but one share do not decide before it does."""
+    keys = ["ab10", *(f"aa{i}" for i in range(20, 50))]
+    store = WindowStore("s", WindowRule("tumbling", 10, 100, 10), StateColumns([Count()]), text_keys=True)
+    take(store, [*((key, 0) for key in keys), *((key, 10) for key in reversed(keys))])
+    for end in (10, 20):
+        assert store.advance(end + 100).closed.keys.tolist() == [key.encode() for key in sorted(keys)]
+
+
 @pytest.mark.parametrize("count", [2, 9, 257, 3_000])
 def test_many_windows_close_in_order_of_end_start_and_key(count: int) -> None:
     """However many are due at once, and however far into them their keys are the same."""
