@@ -84,6 +84,8 @@ class FileStreamSourceTask(SourceTask):
     def _take_complete_lines(self) -> list[tuple[bytes, int]]:
         """Take at most `batch.size` complete lines out of the buffer. \\n, \\r\\n or \\r ends a line.
 
+        A line that ends with \\r at the end of the buffer stays there, since \\n may follow.
+
         Returns each line without its end, and its size in bytes with the end.
         """
         found: list[tuple[bytes, int]] = []

@@ -3,9 +3,10 @@
 With idleness (`idle_timeout_ms`), windows close without a record. Their results may pass through a repartition topic to
 further windows. If those windows advanced by their own idleness, the results would be late. So a task that has read its
 sources to their ends writes watermarks at regular intervals, to each partition of each repartition topic that it writes
-to. A watermark means that the task's later results will not have a lower timestamp, except results of records that
-arrive out of order. Behind the topic, time without records advances to the lowest watermark of all tasks and no
-further.
+to. A watermark means that the task's later results will not have a lower timestamp, with two exceptions: results of
+records that arrive out of order, and records that a user's processor forwards with an earlier timestamp, for example
+after it has held them back. A task without any record so far writes NO_LIMIT, which promises nothing. Behind the topic,
+time without records advances to the lowest watermark of all tasks and no further.
 
 A watermark is a record without key and value; its header has the data.
 """

@@ -84,6 +84,20 @@ def test_a_change_is_of_the_window_with_its_start() -> None:
     assert [row.start for row in store.rows()] == [10]
 
 
+@pytest.mark.parametrize("removed", [(0, 10, 30), (10, 0, 30)])
+def test_a_removed_window_leaves_the_others_of_its_key_and_of_other_keys(removed: Sequence[int]) -> None:
+    store = WindowStore("s", RULES["tumbling"], StateColumns([Count()]), text_keys=True)
+    # All rows of the table are used.
+    keys = [f"{i}" for i in range(ROWS_MIN // 4)]
+    for start in (0, 10, 20, 30):
+        for key in keys:
+            store.load(key, start, start + 9, [1])
+    for start in removed:
+        for key in keys:
+            store.unload(key, start)
+    assert [[row.start for row in store.rows_of(key)] for key in keys] == [[20]] * len(keys)
+
+
 def take(store: WindowStore, records: Sequence[tuple[str, int]], **how: Any) -> Any:
     """Adds (key, timestamp) records whose value is their timestamp."""
     times = np.array([at for _, at in records], np.int64)
