@@ -49,6 +49,7 @@ It limits the uncompressed dead letter. The broker applies the limit of the topi
 """
 GIVE_UP_RESERVE_MS = 5_000
 """The part of a revocation's or shutdown's timeout that is reserved for cancellations and the last commit."""
+PRODUCER_DEFAULTS = ProducerSettings(compression_type="zstd", transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
 
 
 def _split_names(value: Any) -> Any:
@@ -124,11 +125,13 @@ class ConsumerServiceSettings(ServiceSettings):
         default=15_000, description="unhealthy after so long without a response from any broker"
     )
     retry: RetrySettings = RetrySettings()
-    consumer: ReadingSettings = ReadingSettings()
+    consumer: ReadingSettings = Field(
+        default=ReadingSettings(), description="with exactly_once, isolation_level is read_committed"
+    )
     producer: ProducerSettings = Field(
-        default=ProducerSettings(),
-        description="producer of dead letters and returned records; compression_type is zstd by default, and "
-        "max_request_size at least 32 MiB (at most buffer_memory): the topics' max.message.bytes limits the records",
+        default=PRODUCER_DEFAULTS,
+        description="producer of dead letters and returned records; max_request_size is at least 32 MiB (at most "
+        "buffer_memory): the topics' max.message.bytes limits the records",
     )
 
     @model_validator(mode="after")
@@ -144,6 +147,13 @@ class ConsumerServiceSettings(ServiceSettings):
             )
         if self.producer.transactional_id is not None and not self.is_exactly_once:
             raise ValueError("producer.transactional_id: needs processing_guarantee=exactly_once")
+        reading = self.consumer
+        if (
+            self.is_exactly_once
+            and reading.isolation_level == "read_uncommitted"
+            and "isolation_level" in reading.model_fields_set
+        ):
+            raise ValueError("consumer.isolation_level: is read_committed with exactly_once; remove this setting")
         if self.is_exactly_once and not self.producer.enable_idempotence:
             raise ValueError("producer.enable_idempotence: must be true with exactly_once; remove this setting")
         if self.retry.backoff_max_ms < self.retry.backoff_ms:
@@ -198,15 +208,14 @@ class ConsumerServiceSettings(ServiceSettings):
         # topic only when compressed, its dead letter fits too.
         size = max(self.producer.max_request_size, record_bytes_max, UNCOMPRESSED_BYTES_MAX)
         changes: dict[str, object] = {"max_request_size": min(size, self.producer.buffer_memory)}
-        if "compression_type" not in self.producer.model_fields_set:
-            changes["compression_type"] = "zstd"
+        # A program may pass a ProducerSettings without the defaults of this service.
+        for name in PRODUCER_DEFAULTS.model_fields_set - self.producer.model_fields_set:
+            changes[name] = getattr(PRODUCER_DEFAULTS, name)
         if self.is_exactly_once:
             # If the id is the same after a crash, the member's next process at once ends the transaction that the
             # crashed one left open. Otherwise that transaction ends after `transaction_timeout_ms`.
             own = self.consumer.group_instance_id or uuid.uuid4().hex[:12]
             changes["transactional_id"] = self.producer.transactional_id or f"{self.group_id}-{own}"
-            if "transaction_timeout_ms" not in self.producer.model_fields_set:
-                changes["transaction_timeout_ms"] = TRANSACTION_TIMEOUT_MS
         return self.producer.model_copy(update=changes)
 
     def retry_policy(self) -> RetryPolicy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.services.consumer.settings import GIVE_UP_RESERVE_MS, UNCOMPRESSED_BYTES_MAX, ConsumerServiceSettings
+from penstock.shared.clients.producer import ProducerSettings
 from penstock.shared.common.errors import ConfigError, DataError, KafkaTimeout
 
 NEEDED = ["--topics", "clicks", "--group-id", "alerts", "--handler", "app:handle"]
@@ -37,6 +38,10 @@ def test_topics_are_one_text_or_several(arguments: list[str], environ: dict[str,
         (["--consumer.commit-strategy", "auto"], "--consumer.commit-strategy"),
         (["--producer.acks", "1", "--no-producer.enable-idempotence"], "producer.acks: a dead letter"),
         (["--producer.transactional-id", "t"], "producer.transactional_id"),
+        (
+            ["--processing-guarantee=exactly_once", "--consumer.isolation-level=read_uncommitted"],
+            "consumer.isolation_level",
+        ),
         (["--retry.backoff-max-ms", "1"], "retry.backoff_max_ms"),
         (["--shutdown-timeout-ms", str(GIVE_UP_RESERVE_MS)], "shutdown_timeout_ms"),
         (["--consumer.listener-timeout-ms", "5000"], "consumer.listener_timeout_ms"),
@@ -103,8 +108,13 @@ def test_settings_of_exactly_once() -> None:
     assert first.transaction_timeout_ms == 10_000
     assert str(first.transactional_id).startswith("alerts-")
     assert first.transactional_id != second.transactional_id
-    other = load("--processing-guarantee=exactly_once", "--producer.linger-ms=1").producer_settings(0)
-    assert (other.compression_type, other.transaction_timeout_ms) == ("zstd", 10_000)
+    assert (once.producer.compression_type, once.producer.transaction_timeout_ms) == ("zstd", 10_000)  # as in --help
+    other = load(
+        "--processing-guarantee=exactly_once", "--producer.linger-ms=1", "--consumer.max-poll-records=1"
+    ).producer_settings(0)
+    assert (other.linger_ms, other.compression_type, other.transaction_timeout_ms) == (1, "zstd", 10_000)
+    own = once.model_copy(update={"producer": ProducerSettings(linger_ms=1)}).producer_settings(0)
+    assert (own.linger_ms, own.compression_type, own.transaction_timeout_ms) == (1, "zstd", 10_000)
     static = load("--processing-guarantee=exactly_once", "--consumer.group-instance-id=one", "--commit-interval-ms=250")
     assert static.producer_settings(0).transactional_id == "alerts-one"
     assert static.handler_loop_options().commit_interval_ms == 250
