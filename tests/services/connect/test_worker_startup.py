@@ -27,11 +27,12 @@ from penstock.services.exit_status import ExitStatus, StartFailed
 from penstock.services.service_lifecycle import leaf_exceptions
 from penstock.shared.common.errors import ConfigError, KafkaTimeout
 from penstock.shared.common.settings import LogSettings
-from penstock.shared.connect.herder.distributed_config import DistributedConfig
+from penstock.shared.connect.herder.distributed_config import DistributedConfig, distributed_config
 from penstock.shared.connect.herder.leader_client import LeaderClient, LeaderRequestFailed
 from penstock.shared.connect.runtime.states import TargetState
 from penstock.shared.connect.runtime.worker_config import StandaloneConfig
 from penstock.shared.testing.fake_broker import FakeCluster
+from tests.documents import DOCS
 from tests.services.stuck_thread import StuckThread
 
 CONVERTERS = "key.converter=org.apache.kafka.connect.json.JsonConverter\n" + (
@@ -81,6 +82,13 @@ def test_an_invalid_setting_is_reported_with_its_variable(worker: Path, tmp_path
         read_command_line("distributed", [str(worker), *flags])
     assert f"${{dir:{tmp_path}:secret}}" in str(raised.value)
     assert "s3cret" not in str(raised.value)
+
+
+def test_documents_name_every_setting_of_a_worker() -> None:
+    """The documents about Connect name each setting of a worker, since no command lists them."""
+    text = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("connect.md", "connect-rest.md"))
+    names = [re.sub(r"^\w+\.storage\.(?=repl|part)", "<store>.storage.", key.name) for key in distributed_config()]
+    assert [name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.]*\w)", text)] == []
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

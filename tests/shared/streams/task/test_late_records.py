@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.clients.dead_letters.late_record_headers import (
     CHANGELOG_ID,
+    HEADERS,
     LATENESS_MS,
     OFFSET,
     STORE,
@@ -41,6 +43,7 @@ from penstock.shared.streams.task.origin_headers import (
     original_record,
 )
 from penstock.shared.streams.task.origin_headers import OFFSET as ORIGIN_OFFSET
+from penstock.shared.streams.task.origin_headers import PARTITION as ORIGIN_PARTITION
 from penstock.shared.streams.task.origin_headers import TOPIC as ORIGIN_TOPIC
 from penstock.shared.streams.task.outputs import OutputColumns
 from penstock.shared.streams.task.stream_task import StreamTask
@@ -48,6 +51,7 @@ from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.window_result import WindowKey, WindowResult
 from penstock.shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
 from tests.consumed import as_consumed
+from tests.documents import DOCS
 
 WALL, STREAM = PunctuationType.WALL_CLOCK_TIME, PunctuationType.STREAM_TIME
 
@@ -215,6 +219,12 @@ def test_a_late_record_has_the_id_of_the_changelog() -> None:
         driver.advance_wall_clock(10) if late is None else driver.pipe("in", **late)
         (found,) = driver.read("in-late")
         assert dict(found.headers)[CHANGELOG_ID] == b"an id"
+
+
+def test_the_document_names_the_headers() -> None:
+    """docs/streams.md names every header of late records and of origins."""
+    named = re.findall(r"`(penstock\.(?:late|origin)\.\w+)`", (DOCS / "streams.md").read_text(encoding="utf-8"))
+    assert sorted(named) == sorted((*HEADERS, CHANGELOG_ID, ORIGIN_TOPIC, ORIGIN_PARTITION, ORIGIN_OFFSET, KEY))
 
 
 def test_a_punctuation_has_no_record_metadata() -> None:
