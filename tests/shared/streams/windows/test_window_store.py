@@ -86,6 +86,7 @@ def test_a_change_is_of_the_window_with_its_start() -> None:
 
 @pytest.mark.parametrize("removed", [(0, 10, 30), (10, 0, 30)])
 def test_a_removed_window_leaves_the_others_of_its_key_and_of_other_keys(removed: Sequence[int]) -> None:
+    """Whichever window of each key is removed first."""
     store = WindowStore("s", RULES["tumbling"], StateColumns([Count()]), text_keys=True)
     # All rows of the table are used.
     keys = [f"{i}" for i in range(ROWS_MIN // 4)]
