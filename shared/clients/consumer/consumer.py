@@ -386,10 +386,13 @@ class Consumer(Generic[K, V]):
         if not self._subscription.is_subscribed:
             raise IllegalState("poll needs a subscription or assigned partitions")
         limit = self._settings.max_poll_records if max_records is None else max_records
-        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
+        now_ms = SYSTEM_CLOCK.monotonic_ms()
+        deadline_ms = now_ms + timeout_ms
         # 1. The records of earlier polls are processed. The listener and the commits below may then include them.
         self._positions.processed()
-        self._coordinator.polled(SYSTEM_CLOCK.monotonic_ms())
+        self._coordinator.polled(now_ms)
+        # Also here, since a poll may never wait: it has no time, or another topic always has records.
+        self._coordinator.look_for_topics(now_ms)
         with self._coordinator.polling(), self._mark_polling():
             # 2. A due rebalance comes first: it commits the revoked partitions itself, and they must not be committed
             #    after another member owns them.

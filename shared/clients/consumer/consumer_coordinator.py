@@ -46,7 +46,7 @@ from penstock.shared.common.repeated_failure import RepeatedFailure
 log = get_logger(__name__)
 
 UNKNOWN_TOPIC_REFRESH_MS = 1_000
-"""The interval of metadata requests while a subscribed topic does not exist."""
+"""The interval of looks for subscribed topics that do not exist, and of the metadata requests for them."""
 JOIN_END_MS = 2_000
 """How long a close waits for a join in progress. The responses take two round trips once all members have joined."""
 
@@ -128,6 +128,7 @@ class ConsumerCoordinator:
             for topic in self._subscription.topics:
                 self._connection.watch(topic)
         self._look = None
+        self._next_refresh_ms = 0
         self._rebalances = rebalances
         # The interval between polls begins now, not when the consumer was made.
         self._polled_ms = self._clock.monotonic_ms()
@@ -147,6 +148,7 @@ class ConsumerCoordinator:
         """Request metadata if a subscribed topic does not exist, and log the topics that the request does not find."""
         if now_ms < self._next_refresh_ms:
             return
+        self._next_refresh_ms = now_ms + UNKNOWN_TOPIC_REFRESH_MS
         fields = {"client_id": self._connection.client_id}
         missing = sorted(topic for topic in self._subscription.topics if self._connection.partitions(topic) is None)
         if not missing:
@@ -158,7 +160,6 @@ class ConsumerCoordinator:
         if is_answered and (times := self._missing.failed(now_ms)) is not None:
             log.warning("subscribed topics do not exist", **fields, topics=missing, **times)
         # Without this request a topic that is created later would be found only with the next regular refresh.
-        self._next_refresh_ms = now_ms + UNKNOWN_TOPIC_REFRESH_MS
         self._look = self._connection.refresh_metadata()
 
     def _update_subscription(self) -> None:

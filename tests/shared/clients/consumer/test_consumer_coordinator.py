@@ -135,6 +135,18 @@ async def test_missing_topics_are_logged(cluster: FakeCluster, group_id: str | N
             assert await look(4_000, 5_000) == [warning, ("info", None)]
 
 
+@pytest.mark.parametrize("busy", [True, False])
+async def test_polls_that_never_wait_look_for_missing_topics(cluster: FakeCluster, *, busy: bool) -> None:
+    """Polls that always find records, and polls without a timeout, request metadata for a missing topic."""
+    if busy:
+        await fill(cluster, 2)
+    async with member(cluster, ["t"], group_id=None) as consumer:
+        await consumer.poll(5_000 if busy else 0, max_records=1)
+        consumer.subscribe(["t", "ordes"])
+        polled = await consumer.poll(0, max_records=1)
+        assert (bool(polled), consumer._coordinator._look is not None) == (busy, True)
+
+
 async def test_a_dynamic_member_leaves(cluster: FakeCluster) -> None:
     """A dynamic member joins with the member id that it got, and sends LeaveGroup when it closes."""
     seen = spy(cluster)
