@@ -31,18 +31,21 @@ def parse_late_record(record: ConsumerRecord) -> DeadLetter:
 
     Raises DataError if the record lacks the headers of a source record, or if they are invalid.
     """
-    found = {name: value for name, value in record.headers if name in HEADERS}
+    # The source record's headers come first. They include those of an older late record if an application reads a late
+    # topic. So only the last header of each name is this late record's own.
+    indexes = {name: index for index, (name, _) in enumerate(record.headers) if name in HEADERS}
     where = coordinates_of(record)
-    missing = [name for name in HEADERS if name not in found]
+    missing = [name for name in HEADERS if name not in indexes]
     if missing:
         raise DataError(f"{where} is not the late record of a source record: it lacks the headers {', '.join(missing)}")
-    text = {name: (value or b"").decode(errors="replace") for name, value in found.items()}
+    text = {name: (record.headers[index][1] or b"").decode(errors="replace") for name, index in indexes.items()}
     numbers = {name: text[name] for name in (PARTITION, OFFSET, LATENESS_MS)}
     for name, value in numbers.items():
         if not (value.isascii() and value.isdigit()):
             raise DataError(f"{where} is not a late record: the header {name} is {value!r}, not a number")
-    own = {*HEADERS, CHANGELOG_ID}
-    source_headers: Headers = tuple(header for header in record.headers if header[0] not in own)
+    behind = range(max(indexes.values()) + 1, len(record.headers))
+    own = {*indexes.values(), *(index for index in behind if record.headers[index][0] == CHANGELOG_ID)}
+    source_headers: Headers = tuple(header for index, header in enumerate(record.headers) if index not in own)
     partition = int(text[PARTITION])
     offset = int(text[OFFSET])
     source = replace(record, topic=text[TOPIC], partition=partition, offset=offset, headers=source_headers)

@@ -420,6 +420,17 @@ def test_a_late_record_is_read_back_as_its_source_record() -> None:
             parse_late_record(ConsumerRecord("clicks-late", 0, 3, 1_000, made.key, made.value, headers))
 
 
+@pytest.mark.parametrize("ids", [("an id", "another"), ("an id", ""), ("", "another")])
+def test_the_late_record_of_a_late_record_is_read_back_as_the_first_one(ids: tuple[str, str]) -> None:
+    """An application that reads a late topic may make late records. Their source record keeps its own headers."""
+    source = ConsumerRecord("clicks", 2, 17, 1_000, b"ann", b"{}", (("trace", b"a"),))
+    for topic, offset, changelog_id in zip(("clicks-late", "clicks-late-late"), (3, 4), ids, strict=True):
+        first = source
+        made = late_record(first, topic, 1_000, 1_500, 2_000, "visits", "shop", changelog_id)
+        source = ConsumerRecord(topic, 0, offset, 1_000, made.key, made.value, tuple(made.headers))
+    assert parse_late_record(source).record == first
+
+
 TRACE = (("trace", b"a1"),)
 
 
