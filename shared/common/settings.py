@@ -78,11 +78,13 @@ HEAD_BYTES_MIN = 4_096
 
 
 def _require_bootstrap_servers(text: str) -> str:
-    for server in text.split(","):
-        found = _SERVER.fullmatch(server.strip())
+    """Return the servers without spaces between them. Commands in messages name them as one argument."""
+    servers = [server.strip() for server in text.split(",")]
+    for server in servers:
+        found = _SERVER.fullmatch(server)
         if found is None or not 0 < int(found["port"]) <= PORT_MAX:
-            raise ValueError(f"{server.strip()!r} is not host:port")
-    return text
+            raise ValueError(f"{server!r} is not host:port")
+    return ",".join(servers)
 
 
 def require_heartbeat_within_session(heartbeat_interval_ms: int, session_timeout_ms: int) -> None:

@@ -73,7 +73,7 @@ def aiokafka_options(kafka_settings: KafkaSettings, client_id: str) -> dict[str,
     Raises ConfigError for an invalid certificate file or a missing token function.
     """
     options: dict[str, Any] = {
-        "bootstrap_servers": [server.strip() for server in kafka_settings.bootstrap_servers.split(",")],
+        "bootstrap_servers": kafka_settings.bootstrap_servers.split(","),
         "client_id": client_id,
         "request_timeout_ms": kafka_settings.request_timeout_ms,
         "metadata_max_age_ms": kafka_settings.metadata_max_age_ms,
