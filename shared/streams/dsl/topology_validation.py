@@ -20,7 +20,7 @@ from penstock.shared.streams.dsl.stream_traits import StreamTraits
 from penstock.shared.streams.topology import KeyType, ProcessorNode, SinkNode, SourceNode, Topology
 from penstock.shared.streams.user_code import SHOWN_MAX, require_plain_methods
 
-AGGREGATION_METHODS = ("initial", "add", "add_at", "merge", "to_columns", "from_columns", "result")
+AGGREGATION_METHODS = ("bind", "initial", "add", "add_at", "copy", "merge", "to_columns", "from_columns", "result")
 
 
 def require_key_type(argument: str, key: Any) -> None:

@@ -133,15 +133,12 @@ def test_processors(made: type[Processor], way: str) -> None:
         TopologyTestDriver(builder.build(), errors=ErrorHandlers())
 
 
-def test_aggregations() -> None:
+@pytest.mark.parametrize("method", ["add", "bind", "copy"])
+def test_aggregations(method: str) -> None:
     """An aggregation class of the user with an async method is rejected."""
-
-    class Own(Count):
-        async def add(self, state: int, value: Any) -> int:  # type: ignore[override]
-            return state
-
-    with pytest.raises(ConfigError, match=r"n: add\(\)"):
-        StreamsBuilder().stream("in").group_by_key().session_window(5).aggregate("s", n=Own())
+    own = type("Own", (Count,), {method: later})
+    with pytest.raises(ConfigError, match=rf"n: {method}\(\)"):
+        StreamsBuilder().stream("in").group_by_key().session_window(5).aggregate("s", n=own())
 
 
 def outcome(builder: StreamsBuilder) -> tuple[list[bytes | None], list[str]]:
