@@ -203,9 +203,11 @@ class Sender:
         return limit_ms > 0 and since_ms is not None and self._clock.monotonic_ms() - since_ms > limit_ms
 
     def is_away(self, tp: TopicPartition) -> bool:
-        """Whether the last attempt to connect to a partition's leader has failed."""
+        """Whether the last attempt to connect to a partition's leader has failed, and it is still not connected."""
         node = self._connection.leader(tp)
-        return node is not None and node in self._nodes and self._nodes[node].attempts > 0
+        if node is None or node not in self._nodes or self._nodes[node].attempts == 0:
+            return False
+        return not self._connection.connected(node)
 
     async def until_landed(self, timeout_ms: float) -> None:
         """Wait until no produce request is in flight and no partition is being added to the transaction.
@@ -240,6 +242,8 @@ class Sender:
         if now_ms < known.usable_at_ms or known.connecting:
             return False
         if self._connection.connected(node):
+            # Another request may have connected to the node.
+            known.attempts = 0
             return True
         # Connect first, in the background. A batch that is drained for an unreachable node would use up an attempt.
         known.connecting = True

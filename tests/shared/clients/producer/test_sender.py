@@ -476,6 +476,14 @@ async def test_the_backoff_of_a_node_grows_and_is_spread() -> None:
     assert not alone.sender.is_away(TP)
     reached = False
     assert 40 <= await try_again() <= 60
+    # Another request, such as one for metadata, connects to the node.
+    await try_again()
+    assert alone.sender.is_away(TP)
+    alone.connection.connected = lambda node: True  # type: ignore[method-assign]
+    assert not alone.sender.is_away(TP)
+    assert alone.sender._is_node_usable(1, node.usable_at_ms)
+    alone.connection.connected = lambda node: False  # type: ignore[method-assign]
+    assert 40 <= await try_again() <= 60
     await alone.sender.close()
 
 
