@@ -73,7 +73,7 @@ class TopologyTestDriver:
     - `guarantee`: as the application's setting `streams.processing_guarantee`.
     - `partition`: the partition of the task and of its source records.
     - `deduplicate_updates`: if False, every update of a result is forwarded, as in Kafka Streams with caching off. If
-      True, a commit forwards the last update of each result.
+      True, a commit forwards the last update of each result: with `commit_each` that is after each `pipe`.
     - `errors`: if "raise", a record that cannot be processed raises ProcessingFailed. The message names the node and
       the record, or the global table. Its `__cause__` is the original error. Do not use the driver afterwards. If it is
       `ErrorHandlers(...)`, these handlers decide what happens to the record. It may become a dead letter.
@@ -212,8 +212,9 @@ class TopologyTestDriver:
     def store(self, name: str) -> Any:
         """A global table, or a store of the task with its uncommitted changes.
 
-        For a table or a custom store, `get(key)` returns a row's value. For any other store, `rows()` returns its rows
-        or live windows. For an unknown name, raises ConfigError, which names the existing stores.
+        For a table, an aggregation without windows or a custom store, `get(key)` returns a row's value. `rows()` of any
+        store but a global table returns its rows or live windows. For an unknown name, raises ConfigError, which names
+        the existing stores.
         """
         stores: dict[str, Any] = {**self.task.stores, **self.global_tables}
         if name not in stores:

@@ -726,8 +726,8 @@ class Stream(Generic[K, V]):
         """Group the stream by its records' keys.
 
         In a stream of window results or table rows, a record without a value is a retracted window or a deleted row.
-        Such records cannot be aggregated. They are skipped, and `streams_skipped_records` counts them with the reason
-        `null value`.
+        Such records cannot be aggregated. They are skipped, and `penstock_streams_skipped_records_total` counts them
+        with the reason `null value`.
         """
         require_groupable("group_by_key", self._traits)
         keyed = self._partitioned_by_key()
