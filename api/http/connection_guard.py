@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with limits on a request's head, and on a connection's unparsed bytes.
+"""uvicorn's HTTP protocol with limits on a request's head, a connection's unparsed bytes and the number of connections.
 
 Without these limits uvicorn reads a head of any size before any route or credential is checked. It also parses every
 pipelined request, however many are not answered yet. So this class cuts the received bytes into segments before uvicorn
@@ -18,6 +18,9 @@ The app may answer a request before the request's body has arrived. Then the res
 keep-alive timeout counts from the response, so a body that is too slow closes the connection.
 
 Trailers are not added to the request's headers: when trailers arrive, the app has already used the headers.
+
+At most `concurrent_max` connections, and as many requests, are served at a time. The response to any other request is
+503, and its connection is closed.
 
 The header `Upgrade` is ignored (RFC 9110, section 7.8). httptools' parser treats a request with `Upgrade` as complete
 after its head, so a second parser reads its body.
@@ -40,12 +43,17 @@ from penstock.api.http.status_codes import (
     BAD_REQUEST,
     NOT_IMPLEMENTED,
     REQUEST_HEADER_FIELDS_TOO_LARGE,
+    SERVICE_UNAVAILABLE,
     URI_TOO_LONG,
 )
 from penstock.api.http.unread_response import CONNECTION
 from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
+
+CONCURRENT_MAX = 2_000
+"""The most connections, and the most requests in progress, that a server serves at a time. Each request may buffer
+`max_body_bytes`."""
 
 HEAD_TIMEOUT_MS = 10_000
 """The time from the start of a connection, or the first byte of a request, to the end of the head. Without it a slow
@@ -76,6 +84,7 @@ HOST = re.compile(rb"(\[[^][/?#@\s]*\]|[^][:/?#@\s]*)(:[0-9]*)?")
 MALFORMED = ErrorKind(BAD_REQUEST, "MALFORMED_REQUEST", "Not an HTTP request")
 UNKNOWN_CODING = ErrorKind(NOT_IMPLEMENTED, "UNSUPPORTED_TRANSFER_ENCODING", "Transfer-Encoding not supported")
 REQUEST_LINE_TOO_LONG = ErrorKind(URI_TOO_LONG, "URI_TOO_LONG", "Request line too long")
+TOO_BUSY = ErrorKind(SERVICE_UNAVAILABLE, "TOO_MANY_CONNECTIONS", "Too many connections", retry_after_s=1)
 HEAD_TOO_LARGE = ErrorKind(REQUEST_HEADER_FIELDS_TOO_LARGE, "HEAD_TOO_LARGE", "Request head too large")
 
 
@@ -98,11 +107,12 @@ class _Flow(FlowControl):
 
 
 class GuardedHttp(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, with limits on the head of a request and on the unparsed bytes of the connection.
+    """uvicorn's HTTP protocol, with limits on heads of requests, unparsed bytes and the number of connections.
 
     `guarded_http` sets `max_head_bytes`.
     """
 
+    concurrent_max = CONCURRENT_MAX
     head_timeout_ms = HEAD_TIMEOUT_MS
     max_head_bytes: int
 
@@ -294,12 +304,22 @@ class GuardedHttp(HttpToolsProtocol):
         raise ValueError(problem.detail)
 
     def on_headers_complete(self) -> None:
-        """A request is handed to the app."""
+        """A request is handed to the app, unless the server has too many connections or requests."""
+        if not self._hides_head and self._is_server_busy:
+            self._reject_head(Problem(TOO_BUSY, f"more than {self.concurrent_max} connections or requests at a time"))
         self._reading = Reading.BODY
         self._bytes_beside_data = 0
         if not self._hides_head:
             self._stop_waiting()
             super().on_headers_complete()
+
+    @property
+    def _is_server_busy(self) -> bool:
+        """Whether this request is one too many. uvicorn has such a limit too, but answers with plain text.
+
+        A request whose client has disconnected is still a task.
+        """
+        return len(self.connections) > self.concurrent_max or len(self.tasks) >= self.concurrent_max
 
     def on_body(self, body: bytes) -> None:
         """Data of a body."""

@@ -30,9 +30,6 @@ from penstock.shared.common.settings import HttpSettings
 log = get_logger(__name__)
 
 BACKLOG = 2_048
-CONCURRENT_REQUESTS_MAX = 2_000
-"""With this many connections or requests, uvicorn answers every new request with 503. Each request may buffer
-`max_body_bytes`."""
 
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """The errors of `accept` after which asyncio pauses a listening socket."""
@@ -161,7 +158,6 @@ class HttpServer:
             lifespan="off",
             ws="none",
             backlog=BACKLOG,
-            limit_concurrency=CONCURRENT_REQUESTS_MAX,
             timeout_keep_alive=KEEP_ALIVE_S,
         )
         try:

@@ -531,6 +531,23 @@ async def test_header_fields_are_counted() -> None:
     assert len(site.headers) == 1
 
 
+@pytest.mark.parametrize(("path", "error_code"), [(b"/ok", "TOO_MANY_CONNECTIONS"), (b"/v3/clusters", 50003)])
+async def test_a_request_on_a_connection_too_many_is_a_503(
+    path: bytes, error_code: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The response has the error format of its path and `Retry-After`. As many connections as allowed are served."""
+    monkeypatch.setattr(GuardedHttp, "concurrent_max", 2)
+    async with serving(Site()) as site, Client.to(site), Client.to(site) as second:
+        await second.send(OK)
+        assert (await second.response())[0] == 200
+        async with Client.to(site) as third:
+            await third.send(OK.replace(b"/ok", path, 1))
+            status, headers, body = await third.response()
+            assert (status, json.loads(body)["error_code"]) == (503, error_code)
+            assert headers["retry-after"] == "1"
+            assert await third.ended() == b""
+
+
 @pytest.mark.parametrize("trailers", [b"X: " + b"a" * 300_000, b"x:y\r\n" * 2 * HEADERS_MAX], ids=["long", "many"])
 async def test_trailers_have_the_limits_of_a_head(trailers: bytes) -> None:
     """Trailers over the limits of a head are a 431, and the app sees a disconnect."""
