@@ -52,6 +52,8 @@ from penstock.api.connect.request_parsing import (
     settings_body,
 )
 from penstock.api.http.json_response import json_response
+from penstock.api.http.openapi import serve_openapi_document
+from penstock.api.http.problem import RestError
 from penstock.api.http.status_codes import ACCEPTED, CREATED, INTERNAL_SERVER_ERROR, NO_CONTENT
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import ConfigError
@@ -86,6 +88,7 @@ def create_connect_app(herder: Herder, registry: CollectorRegistry | None = None
         async def render_metrics() -> Response:
             return Response(metrics.render(registry), media_type=metrics.CONTENT_TYPE)
 
+    serve_openapi_document(app)
     return app
 
 
@@ -108,12 +111,18 @@ class StartingApp:
 def _root_routes(herder: Herder) -> APIRouter:
     router = APIRouter(tags=["server"])
 
-    @router.get("/", summary="The runtime's version and the cluster's id", responses={200: {"model": ServerInfo}})
+    @router.get(
+        "/",
+        summary="The runtime's version and the cluster's id",
+        responses={200: {"model": ServerInfo}, "default": {"model": RestError, "description": "failed"}},
+    )
     async def get_server_info() -> Response:
         return json_response(await herder.server_info())
 
     @router.get(
-        "/health", summary="Whether the worker has started and answers", responses={200: {"model": WorkerHealth}}
+        "/health",
+        summary="Whether the worker has started and answers",
+        responses={200: {"model": WorkerHealth}, "default": {"model": WorkerHealth, "description": "not healthy"}},
     )
     async def get_worker_health() -> Response:
         if not await herder.is_healthy():
