@@ -183,8 +183,22 @@ def openapi_body(example: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
+def openapi_query(**schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return the OpenAPI description of query parameters.
+
+    FastAPI does not decode them. The routes do, as Kafka Connect does, which ignores invalid values.
+    """
+    return {"parameters": [{"name": name, "in": "query", "schema": schema} for name, schema in schemas.items()]}
+
+
 CREATE_BODY = openapi_body({"name": "files", "config": CONFIG})
 CONFIG_BODY = openapi_body(CONFIG)
 PATCH_BODY = openapi_body({"file": "other.txt", "topic": None})
 OFFSETS_BODY = openapi_body({"offsets": [{"partition": {"filename": "in.txt"}, "offset": {"position": 42}}]})
 LEVEL_BODY = openapi_body({"level": "DEBUG"})
+
+_FLAG = {"type": "boolean", "default": False}
+EXPAND_QUERY = openapi_query(expand={"type": "array", "items": {"type": "string", "enum": ["info", "status"]}})
+RESTART_QUERY = openapi_query(includeTasks=_FLAG, onlyFailed=_FLAG)
+PLUGINS_QUERY = openapi_query(connectorsOnly={"type": "boolean", "default": True})
+LEVEL_QUERY = openapi_query(scope={"type": "string", "enum": ["worker", "cluster"], "default": "worker"})

@@ -20,9 +20,13 @@ from penstock.api.connect.errors import install_error_handlers, starting_respons
 from penstock.api.connect.openapi_types import (
     CONFIG_BODY,
     CREATE_BODY,
+    EXPAND_QUERY,
     LEVEL_BODY,
+    LEVEL_QUERY,
     OFFSETS_BODY,
     PATCH_BODY,
+    PLUGINS_QUERY,
+    RESTART_QUERY,
     ActiveTopics,
     Config,
     ConfigDefinition,
@@ -141,6 +145,7 @@ def _connector_routes(herder: Herder) -> APIRouter:
         "",
         summary="All connectors; with `expand=info` and `expand=status` also their details",
         responses={200: {"model": Connectors}},
+        openapi_extra=EXPAND_QUERY,
     )
     async def list_connectors(request: Request) -> Response:
         expand = request.query_params.getlist("expand")
@@ -250,6 +255,7 @@ def _state_routes(herder: Herder) -> APIRouter:
         summary="Restart a connector, and with includeTasks its tasks",
         status_code=ACCEPTED,
         responses={202: {"model": ConnectorStatus}, 204: {"description": "the connector alone was restarted"}},
+        openapi_extra=RESTART_QUERY,
     )
     async def restart_connector(name: Name, request: Request) -> Response:
         only_failed = flag(request, "onlyFailed")
@@ -344,6 +350,7 @@ def _plugin_routes(herder: Herder) -> APIRouter:
         "",
         summary="The installed connectors; with `connectorsOnly=false` every plugin",
         responses={200: {"model": list[Plugin]}},
+        openapi_extra=PLUGINS_QUERY,
     )
     async def list_plugins(request: Request) -> Response:
         return json_response(herder.plugin_list(connectors_only=flag(request, "connectorsOnly", default=True)))
@@ -385,7 +392,7 @@ def _admin_routes(herder: Herder) -> APIRouter:
         "/{name}",
         summary="Set the level of a logger and its descendants",
         responses={200: {"model": list[LoggerName]}, 204: {"description": "set in the cluster"}},
-        openapi_extra=LEVEL_BODY,
+        openapi_extra=LEVEL_BODY | LEVEL_QUERY,
     )
     async def set_level(name: Name, request: Request) -> Response:
         body = await json_body(request)

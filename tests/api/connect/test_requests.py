@@ -25,6 +25,7 @@ from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import properties_from_json
 from penstock.shared.connect.runtime.create_request import config_of
 from tests.api.http.test_openapi import closed, errors_of
+from tests.documents import DOCS
 from tests.shared.connect.recordings import recorded_requests
 
 
@@ -157,3 +158,15 @@ def test_kafka_connects_responses_match_the_schemas() -> None:
         seen += 1
     assert undescribed == [("GET", "/nowhere", 404), ("PUT", "/connectors", 405)]
     assert seen > 90
+
+
+def test_the_query_parameters_of_the_documentation_are_described() -> None:
+    """The OpenAPI document has the query parameters of each route in connect-rest.md, and no others."""
+    text = (DOCS / "connect-rest.md").read_text(encoding="utf-8")
+    written = re.findall(r"(/[\w/{}-]+)(\?\S+)`", text)
+    documented = {path: set(re.findall(r"[?&](\w+)=", query)) for path, query in written}
+    described: dict[str, set[str]] = {}
+    for path, _, operation in operations_of(create_connect_app(cast(Any, None)).openapi()):
+        if names := {found["name"] for found in operation.get("parameters", []) if found["in"] == "query"}:
+            described[path] = names
+    assert described == documented
