@@ -67,7 +67,8 @@ def _resolved_worker_config(
     names = parse("config.providers", Type.LIST, props.get("config.providers", ""))
     transformer = ConfigTransformer.of_worker(names, props)
     try:
-        return config_class(transformer.resolve(props), Plugins.installed().converter_class)
+        resolved = transformer.resolve(props)
+        return config_class(resolved, Plugins.of_worker(resolved).converter_class)
     except ConfigError as e:
         raise ConfigError(transformer.masking(props)(str(e))) from None
 

@@ -56,7 +56,8 @@ def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
 
 def make_connect_worker(settings: ConnectWorkerSettings) -> ConnectDaemon:
     """Return the Connect worker of a local set-up. Raises ConfigError if its settings are invalid."""
-    config = DistributedConfig(worker_properties(settings), Plugins.installed().converter_class)
+    props = worker_properties(settings)
+    config = DistributedConfig(props, Plugins.of_worker(props).converter_class)
     return ConnectDaemon(CommandLine(config, {}, settings.log))
 
 

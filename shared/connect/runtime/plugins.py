@@ -24,6 +24,7 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.user_modules import lacks_module
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from penstock.shared.connect.builtin import BUILTIN, builtin
+from penstock.shared.connect.config_def import Type, parse
 from penstock.shared.connect.connector import Connector, SinkConnector, SourceConnector
 from penstock.shared.connect.converter import Converter, HeaderConverter
 from penstock.shared.connect.errors import ConnectorNotFound
@@ -105,6 +106,13 @@ class Plugins:
         is left out and logged: it must not keep the worker from starting.
         """
         return cls([*_builtin_plugins(), *_entry_points()])
+
+    @classmethod
+    def of_worker(cls, props: Mapping[str, str]) -> Plugins:
+        """Return the installed plugins, which import nothing from the allowed folders of the worker's properties."""
+        plugins = cls.installed()
+        plugins.import_nothing_from(AllowedFiles(parse(FILES_ALLOWED, Type.LIST, props.get(FILES_ALLOWED, ""))))
+        return plugins
 
     def add(self, plugin: type, name: str | None = None) -> None:
         """Add a plugin under all of its names.

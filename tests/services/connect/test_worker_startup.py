@@ -117,6 +117,19 @@ def test_a_plugin_of_the_current_folder_is_found(worker: Path, tmp_path: Path, m
     assert command_line.config["value.converter"] == "plugins_of_the_folder.Own"
 
 
+def test_no_converter_is_imported_from_an_allowed_folder(
+    worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A converter's module that connectors may write is not run, and the converter is unknown."""
+    text = "from penstock.connect.converters import JsonConverter\nclass Own(JsonConverter): ..."
+    (tmp_path / "written_by_a_connector.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = [f"--connect.files.allowed={tmp_path}", "--key.converter=written_by_a_connector.Own"]
+    with pytest.raises(ConfigError, match=r"key\.converter"):
+        read_command_line("distributed", [str(worker), *flags])
+    assert "written_by_a_connector" not in sys.modules
+
+
 def test_a_standalone_worker_accepts_connector_files(tmp_path: Path) -> None:
     """A connector's file may be properties, a config in JSON, or a request to create it over REST: a JSON object with
     name, config and initial state."""
