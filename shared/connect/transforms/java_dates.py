@@ -19,7 +19,7 @@ MONTHS = (
     *("July", "August", "September", "October", "November", "December"),
 )
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-TOKEN = re.compile(r"'((?:[^']|'')*)'|([a-zA-Z])\2*|([^a-zA-Z']+)")
+TOKEN = re.compile(r"'((?=')|(?:[^']|'')+)'|([a-zA-Z])\2*|([^a-zA-Z']+)")
 
 _NUMBERS: dict[str, Callable[[dt.datetime], int]] = {
     "M": lambda at: at.month,
@@ -42,7 +42,8 @@ CENTURY_BEFORE_YEARS = 80
 class DatePattern:
     """One Java date pattern. `Y` is the calendar year, as `y`.
 
-    Raises ConfigError for an open quote, and for any letter that is not supported, such as Java's G, L, w, W and F.
+    Raises ConfigError for an open quote, for more than three X in a row, and for any letter that is not supported, such
+    as Java's G, L, w, W and F.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -58,6 +59,8 @@ class DatePattern:
             if match[2]:
                 if match[2] not in _NUMBERS and match[2] not in "yYEa" + ZONES:
                     raise ConfigError(f"{pattern!r} is not a date pattern: Illegal pattern character '{match[2]}'")
+                if match[2] == "X" and len(match[0]) > 3:
+                    raise ConfigError(f"{pattern!r} is not a date pattern: more than three X in a row")
                 self._tokens.append((match[2], len(match[0]), ""))
             else:
                 text = match[3] if match[1] is None else (match[1].replace("''", "'") or "'")

@@ -35,6 +35,7 @@ LOCAL = AT.astimezone(dt.timezone(dt.timedelta(hours=-5))) + dt.timedelta(micros
         ("hh:mm a", "03:04 PM"),
         ("HH:mm:ss.SSS Z", "15:04:05.067 +0000"),
         ("'it''s' HH 'o''clock'", "it's 15 o'clock"),
+        ("''''HH'''a'''", "''15'a'"),
         ("D", "40"),
         ("yyyy-MM-dd'T'HH:mm:ssXXX", "2024-02-09T15:04:05Z"),
     ],
@@ -112,7 +113,7 @@ def test_text_that_does_not_match_is_an_error() -> None:
     for zone in ("GMT+0100", "CET"):
         with pytest.raises(DataError, match=re.escape(zone)):
             DatePattern("HH:mm z").parse(f"12:00 {zone}", NOW_MS)
-    for pattern in ("b", "'open"):
+    for pattern in ("b", "'open", "'a''", "XXXX"):
         with pytest.raises(ConfigError):
             DatePattern(pattern)
 
