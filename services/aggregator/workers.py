@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,9 +37,11 @@ from penstock.api.http.reverse_proxy import STREAMS_PATHS, Upstream, UpstreamRes
 from penstock.api.http.server import HttpServer
 from penstock.api.http.status_codes import SERVICE_UNAVAILABLE
 from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.exit_status import ExitStatus
 from penstock.services.supervision import keep_running
 from penstock.shared.common import metrics
 from penstock.shared.common.child_process import ChildProcess, describe_exit_status
+from penstock.shared.common.errors import FatalError
 from penstock.shared.common.json_decoding import decode_json
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import HttpSettings
@@ -111,10 +114,11 @@ class WorkerSlot:
         assert self.process is not None, "start() comes first"
         return await self.process.wait()
 
-    async def stop(self) -> None:
-        """End the process, if there is one."""
-        if self.process is not None:
-            await self.process.terminate(self._stop_timeout_ms)
+    async def stop(self) -> int:
+        """End the process. Returns its exit status, or 0 if no process runs."""
+        if self.process is None or self.process.returncode is not None:
+            return ExitStatus.OK
+        return await self.process.terminate(self._stop_timeout_ms)
 
     async def close(self) -> None:
         """Close the connections to the process. No request may follow."""
@@ -234,14 +238,24 @@ class WorkerSupervisor:
                 tasks.create_task(self._keep_worker_running(worker), name=worker.name)
 
     async def shutdown(self) -> None:
-        """Stop all workers concurrently, each within the limit; then the server."""
+        """Stop all workers concurrently, each within the limit; then the server.
+
+        Raises FatalError if a worker had to be killed, or if its own shutdown failed.
+        """
         try:
-            await asyncio.gather(*(worker.stop() for worker in self.workers))
+            statuses = await asyncio.gather(*(worker.stop() for worker in self.workers))
             await self.server.stop(int(self._settings.shutdown_timeout_ms * REQUEST_SHARE))
             # Last, because the server forwards requests until it has stopped.
             await asyncio.gather(*(worker.close() for worker in self.workers))
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
+        # SIGTERM kills a worker that has not begun to work.
+        expected = (ExitStatus.OK, -signal.SIGTERM)
+        ended = [(worker.name, status) for worker, status in zip(self.workers, statuses, strict=True)]
+        if failed := [f"{name}: {describe_exit_status(status)}" for name, status in ended if status not in expected]:
+            raise FatalError(
+                f"workers failed as they stopped, their last log lines have the reasons: {', '.join(failed)}"
+            )
 
     async def _keep_worker_running(self, worker: WorkerSlot) -> None:
         limit_ms = int(self._settings.shutdown_timeout_ms * STOP_SHARE)

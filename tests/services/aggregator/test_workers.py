@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from penstock.api.http.server import HttpServer
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.workers import AnyWorker, WorkerSlot, WorkerSupervisor, worker_settings
 from penstock.shared.common import metrics
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError, FatalError
 from penstock.shared.common.settings import HttpSettings
 
 FORWARD_MS = 15_000
@@ -217,6 +218,18 @@ async def test_an_invalid_setting_ends_all_workers() -> None:
     assert folder.is_dir()
     await workers.shutdown()
     assert not folder.exists()
+
+
+async def test_a_worker_that_fails_as_it_stops_fails_the_shutdown() -> None:
+    """A worker that has to be killed has failed. A worker that SIGTERM ends has not."""
+    workers = Short(settings_of("--workers=3"), ARGUMENTS)
+    for worker, at_sigterm in zip(workers.workers, ("exit 1", "", "-"), strict=True):
+        script = f"trap '{at_sigterm}' TERM; touch {worker.name}; while :; do sleep 0.01; done"
+        await worker.start(["sh", "-c", script], 500)
+        while not os.path.exists(worker.name):  # noqa: ASYNC110, ASYNC240, PTH110 - the worker is another process
+            await asyncio.sleep(0)
+    with pytest.raises(FatalError, match=r"worker-1: exit status 1, worker-2: killed by SIGKILL$"):
+        await workers.shutdown()
 
 
 async def test_a_forwarded_query_may_take_as_long_as_at_the_worker() -> None:
