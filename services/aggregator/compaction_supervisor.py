@@ -343,7 +343,7 @@ class CompactionSupervisor:
             # Fewer records do not help if Spark did not start, or if a step after the commit failed.
             if self._is_before_commit and not result:
                 self._changelog_records_max = max(1, self._changelog_records_max // 2)
-            self._end_job(state, "failed", lines[-1] if lines else describe_exit_status(status or 0))
+            self._end_job(state, "failed", _describe_failure(status, lines[-1] if lines else ""))
             log.error("compaction failed", status=status, output="\n".join(lines), result=result)
 
     def _count_job_result(self, state: CompactionState, result: dict[str, Any]) -> None:
@@ -390,6 +390,17 @@ class CompactionSupervisor:
             except TimeoutError:
                 # SIGKILL waits for a system call, such as one on a disk that hangs. The process does nothing after it.
                 log.warning("compaction: the job has not ended after SIGKILL")
+
+
+def _describe_failure(status: int | None, last_line: str) -> str:
+    """Return why a job failed. The last line of a job that a signal killed is its progress, not the reason.
+
+    >>> _describe_failure(1, "KafkaTimeout: no broker"), _describe_failure(-9, "reading 9 records")
+    ('KafkaTimeout: no broker', 'killed by SIGKILL; its last output: reading 9 records')
+    """
+    if last_line and (status is None or status >= 0):
+        return last_line
+    return f"{describe_exit_status(status or 0)}{'; its last output: ' if last_line else ''}{last_line}"
 
 
 def _is_made_by_job(one: Compaction, job: CompactionState) -> bool:
