@@ -267,6 +267,8 @@ class InstanceRegistry:
                 with contextlib.suppress(TimeoutError, PenstockError):
                     async with asyncio.timeout(GOODBYE_MS / 1000):
                         await self._write_registration(producer, self._url, None)
+                # The exit of `async with` would wait for the record until `delivery_timeout_ms`.
+                await producer.close(0)
                 raise
 
     def _log_address_conflict(self, offset: int) -> None:

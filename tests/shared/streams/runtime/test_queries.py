@@ -36,6 +36,7 @@ from penstock.shared.streams.runtime.queries import (
 from penstock.shared.streams.state.persistent_stores import CACHED_ROW_BYTES
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.testing.fake_broker import Api, Drop, FakeCluster
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests import virtual_time
 
@@ -600,3 +601,17 @@ def test_a_failed_registration_is_tried_again(error: PenstockError, wait_ms: int
         return tries
 
     assert virtual_time.run(outage()) == [1, 2]
+
+
+async def test_an_unsent_goodbye_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Kafka does not answer, the registry ends after GOODBYE_MS, and not after the producer's delivery timeout."""
+    monkeypatch.setattr("penstock.shared.streams.runtime.instances.GOODBYE_MS", 10)
+    async with FakeCluster() as cluster, asyncio.timeout(10):
+        cluster.create_topic("instances")
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        running = asyncio.create_task(InstanceRegistry(kafka, "instances", 1, lambda: Registration("a")).run(A))
+        while not cluster.records("instances"):  # noqa: ASYNC110 - the registry is another task
+            await asyncio.sleep(0)
+        cluster.control(Api.PRODUCE, Drop())
+        running.cancel()
+        await asyncio.wait({running})
