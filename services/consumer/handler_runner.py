@@ -25,7 +25,7 @@ from penstock.services.consumer.handlers import load_decoder, load_handler
 from penstock.services.consumer.retry_policy import load_exceptions
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import GIVE_UP_RESERVE_MS, ConsumerServiceSettings
-from penstock.services.consumer.transactor import OutputTransactor
+from penstock.services.consumer.transactor import CLOSE_TIMEOUT_MS, OutputTransactor
 from penstock.services.first_connection import first_connection
 from penstock.shared.clients.admin import Admin, NewTopic, describe_configs_if_authorized, max_message_bytes_with
 from penstock.shared.clients.consumer import Consumer
@@ -98,7 +98,8 @@ class HandlerRunner:
         settings = self._settings
         largest = await first_connection(self._prepare_topics)
         consumer = Consumer(settings.kafka, settings.consumer_settings(), registry=self._registry)
-        self.consumer = await self._clients.enter_async_context(consumer)
+        await self._start_client(consumer)
+        self.consumer = consumer
         self.loop = await self._make_handler_loop(consumer, settings.producer_settings(largest))
         self.loop.subscribe(settings.topics)
         log.info("handling", topics=settings.topics, group=settings.group_id, handler=settings.handler)
@@ -122,6 +123,15 @@ class HandlerRunner:
         finally:
             await self._clients.aclose()
 
+    async def _start_client(self, client: Consumer | Producer) -> None:
+        """Start a client, which `close` closes within CLOSE_TIMEOUT_MS.
+
+        `async with` would wait for Kafka until `commit_timeout_ms` or `delivery_timeout_ms`, although the last commit
+        is over by then.
+        """
+        self._clients.push_async_callback(client.close, CLOSE_TIMEOUT_MS)
+        await client.start()
+
     async def _make_handler_loop(self, consumer: Consumer, producing: ProducerSettings) -> HandlerLoop:
         settings = self._settings
         metrics = self._metrics
@@ -131,7 +141,9 @@ class HandlerRunner:
 
         write: RecordProducer | None = None
         if not settings.is_exactly_once:
-            write = RecordProducer(await self._clients.enter_async_context(make_producer()))
+            producer = make_producer()
+            await self._start_client(producer)
+            write = RecordProducer(producer)
         executor = Executor(
             self._handler,
             self._policy,

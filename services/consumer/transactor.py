@@ -39,6 +39,7 @@ FetchOffset = Callable[[TopicPartition], Awaitable[OffsetAndMetadata | None]]
 
 RETRY_MS = 500
 CLOSE_TIMEOUT_MS = 2_000
+"""How long the close of a client may take: to end a transaction, or to leave the group."""
 
 
 class OutputRejected(DataError):

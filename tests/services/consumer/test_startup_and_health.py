@@ -12,20 +12,24 @@ import pytest
 from penstock.services.consumer.daemon import ConsumerDaemon
 from penstock.services.consumer.handler_runner import DEAD_LETTER_HEADROOM_BYTES, HandlerRunner
 from penstock.services.consumer.progress_watch import ProgressWatch
-from penstock.services.consumer.settings import ConsumerServiceSettings
+from penstock.services.consumer.settings import GIVE_UP_RESERVE_MS, ConsumerServiceSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.admin.types import DEFAULT_MAX_MESSAGE_BYTES
 from penstock.shared.clients.consumer import ReadingSettings
+from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.records import ProducerRecord
 from penstock.shared.common.settings import HttpSettings, KafkaSettings
-from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Request
+from penstock.shared.testing.fake_broker import Api, Drop, ErrorCode, Fail, FakeCluster, Request
 from tests.shared.clients.cancelled_close import Close, cancel_close_at_each_turn
 
 
 @pytest.fixture
 def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     name = f"handler_of_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{name}.py").write_text("class Away(Exception): ...\nasync def handle(record): ...\n")
+    (tmp_path / f"{name}.py").write_text(
+        "class Away(Exception): ...\nasync def handle(record):\n if record.value == b'bad': raise Away\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return ["--topics", "clicks", "--group-id", "g", "--handler", f"{name}:handle"]
@@ -156,6 +160,22 @@ async def test_a_cancelled_close_leaves_nothing_running(guarantee: str, argument
             return runner.close
 
         assert await cancel_close_at_each_turn(start, again=True, step=5) > 1
+
+
+async def test_a_shutdown_without_kafka_ends_soon(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the last commit is given up, no client waits for it or for a dead letter."""
+    for limit in ("handler_loop.GIVE_UP_COMMIT_TIMEOUT_MS", "handler_runner.CLOSE_TIMEOUT_MS"):
+        monkeypatch.setattr(f"penstock.services.consumer.{limit}", 10)
+    async with FakeCluster() as cluster, asyncio.timeout(15):
+        cluster.create_topic("clicks")
+        async with Producer(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as producer:
+            await (await producer.send_many([ProducerRecord("clicks", b"good"), ProducerRecord("clicks", b"bad")]))
+        unwritten = cluster.control(Api.PRODUCE, Drop())
+        args = [*arguments, "--max-attempts", "1"]
+        async with running(cluster, args, shutdown_timeout_ms=GIVE_UP_RESERVE_MS + 1) as daemon:
+            while not (unwritten.acted and daemon.runner.loop and daemon.runner.loop.finished):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            cluster.pause_node(1)
 
 
 A, B = "t-0", "t-1"
