@@ -2,6 +2,7 @@
 
 While Kafka cannot be reached, ingest answers 503. A shutdown has this order: new requests are rejected, requests in
 flight finish, the producer sends its buffered records while the transactions in progress end, the connections close.
+Requests that still wait for Kafka are answered with the outcomes that the closed producer gives their records.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from penstock.shared.clients.producer import Producer
 
 BODY_SHARE = 0.25
 """The share of `shutdown_timeout_ms` after which incomplete bodies are answered for the events read so far."""
-REQUEST_SHARE = 0.6
-"""The share of `shutdown_timeout_ms` after which requests in flight are cut off."""
+ACK_SHARE = 0.4
+"""The share of `shutdown_timeout_ms` in which requests in flight may wait for their acknowledgements."""
+REQUEST_SHARE = 0.8
+"""The share of `shutdown_timeout_ms` after which requests in flight are cut off: after the last flush has ended."""
 FLUSH_SHARE = 0.3
 """The share of `shutdown_timeout_ms` for the producer's last flush, and for the transactions in progress."""
 
@@ -73,10 +76,15 @@ class ProducerDaemon(KafkaHttpDaemon):
 
         Then the producer's last flush and the transactions in progress run at the same time, since each may hang. They
         have one other share. A transaction that does not end in time is cancelled (see `KafkaTransactor.close`).
+
+        Requests still wait for Kafka meanwhile. So their responses have the outcomes of all records, and no record is
+        stored after them.
         """
         limit_ms = self._settings.shutdown_timeout_ms
         self.ingest.drain(int(limit_ms * BODY_SHARE))
-        await self.server.stop(int(limit_ms * REQUEST_SHARE))
+        stopping = asyncio.ensure_future(self.server.stop(int(limit_ms * REQUEST_SHARE)))
+        await asyncio.wait({stopping}, timeout=limit_ms * ACK_SHARE / 1000)
         flush_ms = int(limit_ms * FLUSH_SHARE)
         await asyncio.gather(self._producer.close(flush_ms), self._transactor.close(flush_ms))
+        await stopping
         await self._admin.close()

@@ -28,6 +28,7 @@ from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
     AuthorizationFailed,
     FatalError,
+    IllegalState,
     InvalidRequest,
     KafkaTimeout,
     PenstockError,
@@ -51,6 +52,8 @@ TURN_MS = 200
 TURN_MAX_MS = 2_000
 """How long a service leaves a partition of keys to the one that has fenced it. Otherwise two services with concurrent
 requests fence each other before either commits. The time doubles if no key was stored in it, and else is halved."""
+
+SHUTTING_DOWN = "the service is shutting down"
 
 SEGMENTS = 8
 """The approximate number of segments of the topic of keys. Kafka deletes expired records by segment."""
@@ -86,6 +89,7 @@ class KafkaTransactor:
         self._partitions: list[KeyedTransactions] | None = None
         self._opening = asyncio.Lock()
         self._running: set[asyncio.Task[object]] = set()
+        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"KafkaTransactor({self._opened} producers, partitions={self._partitions})"
@@ -104,8 +108,9 @@ class KafkaTransactor:
         """Close every producer within `timeout_ms`.
 
         The transactions in progress may end within a share of this time. Those that do not are cancelled: they are
-        aborted unless their commit was requested already.
+        aborted unless their commit was requested already. Later transactions are rejected.
         """
+        self._is_closed = True
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
         if self._running:
@@ -120,11 +125,15 @@ class KafkaTransactor:
             await asyncio.wait(running, timeout=max(0.0, deadline - loop.time()))
 
     async def _await_transaction(self, work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
-        """Return the result of a transaction. Raises KafkaTimeout after `ack_timeout_ms`.
+        """Return the result of a transaction.
+
+        Raises KafkaTimeout after `ack_timeout_ms`, and IllegalState after `close`, also if it cancels the transaction.
 
         `work` sets its event when the transaction begins. A transaction that has begun continues even if the caller is
         cancelled or the time is over. One that still waits for its turn is cancelled.
         """
+        if self._is_closed:
+            raise IllegalState(SHUTTING_DOWN)
         begun = asyncio.Event()
         task = asyncio.ensure_future(work(begun))
         self._running.add(task)
@@ -136,6 +145,14 @@ class KafkaTransactor:
             timeout = KafkaTimeout(f"not committed within ack_timeout_ms={self._settings.ack_timeout_ms}")
             timeout.maybe_written = begun.is_set()
             raise timeout from None
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            # If the caller is not cancelled, `close` has cancelled the transaction.
+            if not task.cancelled() or (caller is not None and caller.cancelling()):
+                raise
+            closed = IllegalState(SHUTTING_DOWN)
+            closed.maybe_written = begun.is_set()
+            raise closed from None
         except PenstockError as e:
             if not begun.is_set():
                 # Nothing was sent yet, whatever the default of the error's class is.
