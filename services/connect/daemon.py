@@ -52,7 +52,7 @@ PORT_IN_USE = 3
 KAFKA_UNREACHABLE = 4
 CONNECTOR_FAILED = 5
 EXIT_STATUSES: Mapping[int, str] = {
-    ExitStatus.FAILED: "an error while the worker ran",
+    ExitStatus.FAILED: "an error while the worker ran or was stopped",
     ExitStatus.WRONG_SETTING: "a setting is missing or invalid",
     PORT_IN_USE: "the address of the REST server cannot be bound",
     KAFKA_UNREACHABLE: "Kafka cannot be reached, or rejects the credentials",
