@@ -11,6 +11,7 @@ like one that never had any, so the next replay then sends all dead letters agai
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -193,6 +194,9 @@ class DeadLetterLog:
         Each record that could not be sent counts as failed. If Kafka rejects it (DataError), or if its topic does not
         exist or cannot be used, the replay continues. After any other error, no further batch is read.
 
+        If the call is cancelled, it waits for the requests in flight and commits what they have stored. It calls
+        `abort_pending` of the producer, so that no other record is sent.
+
         Raises InvalidRequest if too many records of a partition are left out: LEFT_OUT_MAX, or more than a commit's
         metadata can hold. Raises DataError if the metadata of the last replay's commit is damaged and
         `include_replayed` is False.
@@ -326,7 +330,15 @@ class DeadLetterLog:
             else:
                 record = replace(replay_record(dead_letter, None), topic=topic)
             sent.append((execution, work, record))
-        outcomes = await (await producer.send_many([record for _, _, record in sent]))
+        deliveries = await producer.send_many([record for _, _, record in sent])
+        interrupted: asyncio.CancelledError | None = None
+        try:
+            outcomes = await deliveries
+        except asyncio.CancelledError as e:
+            # Records of a request may be stored: wait for its response. The others must not be sent by the close.
+            interrupted = e
+            producer.abort_pending()
+            outcomes = await deliveries
         # Note each outcome as soon as it is known, so that an interrupted replay commits what it has sent.
         rejected = []
         for (execution, work, record), outcome in zip(sent, outcomes, strict=True):
@@ -334,6 +346,8 @@ class DeadLetterLog:
                 rejected.append((execution, work, record))
             else:
                 goes_on &= _note_outcome(scheduler, execution, work, outcome, result)
+        if interrupted is not None:
+            raise interrupted
         # Kafka may reject a whole batch because of one record: if it names no record, or if an earlier attempt may have
         # stored the batch. So send each rejected record again, alone.
         for execution, work, record in rejected:

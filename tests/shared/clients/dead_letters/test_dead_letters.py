@@ -201,11 +201,16 @@ AT = TopicPartition(TOPIC, 0)
 
 
 @pytest.fixture
-async def kafka() -> AsyncIterator[KafkaSettings]:
+async def cluster() -> AsyncIterator[FakeCluster]:
     async with FakeCluster() as cluster:
         for topic in ("clicks", TOPIC):
             cluster.create_topic(topic, partitions=1)
-        yield KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        yield cluster
+
+
+@pytest.fixture
+def kafka(cluster: FakeCluster) -> KafkaSettings:
+    return KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
 
 
 async def write(
@@ -304,6 +309,30 @@ async def test_a_replay_of_all_forgets_no_earlier_replay(kafka: KafkaSettings, l
         assert all(new >= old for old, new in zip(before, after, strict=True))
         assert (await log.replay(producer, lambda _: True, limit=10)).sent == after.count(False)
         assert (await log.replay(producer, lambda _: True, limit=10)).sent == 0
+
+
+async def test_a_cancelled_replay_commits_what_it_has_sent(kafka: KafkaSettings, cluster: FakeCluster) -> None:
+    """Records in flight count as replayed. Those that are in no request are not sent, also not by the close."""
+    await write(kafka, 6)
+    settings = ProducerSettings(batch_size=1, max_in_flight_requests_per_connection=1)
+    in_flight, respond = asyncio.Event(), asyncio.Event()
+
+    async def hold(_: Request) -> None:
+        in_flight.set()
+        await respond.wait()
+
+    async with DeadLetterLog(kafka, TOPIC) as log:
+        async with Producer(kafka, settings) as producer:
+            with cluster.control(Api.PRODUCE, hold):
+                replaying = asyncio.create_task(log.replay(producer, lambda _: True, limit=10))
+                await in_flight.wait()
+                replaying.cancel()
+                await asyncio.sleep(0)
+                respond.set()
+                with pytest.raises(asyncio.CancelledError):
+                    await replaying
+        assert [entry.replayed async for entry in log.entries()] == [True] + [False] * 5
+    assert len(cluster.records("clicks")) == 1
 
 
 async def test_a_failed_replay_of_all_forgets_no_earlier_replay(kafka: KafkaSettings) -> None:
