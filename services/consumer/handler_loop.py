@@ -25,7 +25,7 @@ from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.shared.clients.consumer import Consumer, RebalanceListener
 from penstock.shared.clients.parallel_consumer.key_scheduler import Execution, KeyScheduler
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.errors import DataError, IllegalState, PenstockError
+from penstock.shared.common.errors import DataError, IllegalState, PenstockError, RetriableError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 
@@ -295,7 +295,17 @@ class HandlerLoop(RebalanceListener):
     # Rebalances
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        found = await self._consumer.committed(sorted(partitions - self.scheduler.partitions))
+        added = sorted(partitions - self.scheduler.partitions)
+        while True:
+            try:
+                found = await self._consumer.committed(added)
+                break
+            # The coordinator is not available, or a transaction of the previous owner is open.
+            # `listener_timeout_ms` limits the repetition.
+            except RetriableError as e:
+                if self._stopping:
+                    return
+                log.warning("committed offsets unknown", partitions=list(map(str, added)), reason=str(e))
         if self._stopping:
             # `stop` has released all partitions, and closed what commits their offsets.
             return

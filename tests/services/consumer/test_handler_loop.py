@@ -22,6 +22,7 @@ from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.parallel_consumer.commit_metadata import encode_finished
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import KafkaTimeout
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
@@ -167,6 +168,26 @@ async def test_a_poll_during_a_commit_is_not_longer_than_the_commit_interval() -
         await runner.run_once()
     assert len(consumer.commits) == 1
     assert consumer.poll_limits_ms == [20, 20]
+
+
+class LateOffsets(QuietConsumer):
+    """The first request for committed offsets times out."""
+
+    timeouts = 0
+
+    async def committed(self, partitions: Any) -> Any:
+        if not self.timeouts:
+            self.timeouts += 1
+            raise KafkaTimeout("the offsets are unstable")
+        return dict.fromkeys(partitions, OffsetAndMetadata(5))
+
+
+async def test_committed_offsets_may_be_unknown_for_longer_than_a_request() -> None:
+    """A transaction of the previous owner may be open for longer. An error would end the consumer."""
+    consumer = LateOffsets()
+    runner = idle_loop(consumer, commit_interval_ms=60_000)
+    await runner.on_partitions_assigned(frozenset({T}))
+    assert (consumer.timeouts, runner.scheduler.partitions) == (1, {T})
 
 
 async def test_lag_is_known_without_end_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
