@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.errors import RetriableError
+from penstock.shared.common.errors import RetriableError, StateStoreFailed
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import gauge
 from penstock.shared.common.repeated_failure import RepeatedFailure
@@ -154,10 +154,17 @@ class Standbys:
         return restoring
 
     async def stop(self, partition: int) -> None:
-        """End a standby; its state on disk stays."""
-        if (restoring := await self.hand_over(partition)) is not None:
-            restoring.write()
-            _close_standby_state(restoring)
+        """End a standby. Its state on disk stays; if it cannot be written now, without the newest changes."""
+        if (restoring := await self.hand_over(partition)) is None:
+            return
+        try:
+            try:
+                restoring.write()
+            finally:
+                _close_standby_state(restoring)
+        except StateStoreFailed as e:
+            # As in `_follow_changelog`. The next restore reads the missing changes from the changelog.
+            log.error("a standby's state was not written", partition=partition, reason=str(e))
 
     async def close(self) -> None:
         """End all standbys."""

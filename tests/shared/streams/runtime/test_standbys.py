@@ -18,7 +18,7 @@ from penstock.shared.clients.consumer.assignors import ASSIGNORS, GroupMember
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.clients.protocol.consumer_protocol import Subscription, decode_generation
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import InconsistentGroupProtocol, SchemaMismatch
+from penstock.shared.common.errors import InconsistentGroupProtocol, SchemaMismatch, StateStoreFailed
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
@@ -162,6 +162,31 @@ async def test_a_failed_standby_stops_no_other() -> None:
         await one.until(lambda: one.shown() == [(0, "failed", 0), (1, "current", 1)])
         assert await one.standbys.hand_over(0) is None
         assert one.shown() == [(1, "current", 1)]
+
+
+class FullDisk:
+    """State on disk that cannot be written."""
+
+    closed = False
+
+    def write(self, _: object) -> None:
+        raise StateStoreFailed("no space left on device")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_a_standby_ends_though_its_state_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the rebalance that ends it would end the instance, whose own tasks may need no more space."""
+    async with instance() as one:
+        await one.own(0, "ann")
+        await one.standbys.stand_by([0])
+        await one.until(lambda: one.shown() == [(0, "current", 1)])
+        restoring = one.standbys._own[0].restoring
+        assert restoring is not None
+        monkeypatch.setattr(restoring.task, "local", disk := FullDisk())
+        await one.standbys.stand_by([])
+        assert (one.shown(), disk.closed) == ([], True)
 
 
 async def test_a_standby_that_read_nothing_hands_over_nothing() -> None:
