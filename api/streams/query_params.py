@@ -13,7 +13,6 @@ base64.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping
 from typing import Annotated, Any, TypedDict
 
@@ -22,6 +21,7 @@ from pydantic import Field
 
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import BAD_REQUEST
+from penstock.shared.common.key_range import key_of_base64
 
 Key = str | bytes | None
 SUFFIX = "_base64"
@@ -97,6 +97,6 @@ def _key_of_parameter(name: str, text: str | None, encoded: str | None) -> Key:
     if text is not None:
         raise Problem(WRONG_KEY, f"{name} and {name}{SUFFIX} cannot be combined; use one of them")
     try:
-        return base64.b64decode(encoded.replace("-", "+").replace("_", "/"), validate=True)
-    except (binascii.Error, ValueError) as e:
-        raise Problem(WRONG_KEY, f"{name}{SUFFIX}: {encoded!r} is not base64: {e}") from None
+        return key_of_base64(encoded)
+    except ValueError as e:
+        raise Problem(WRONG_KEY, f"{name}{SUFFIX}: {encoded!r} {e}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Base64Bytes, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from penstock.api.settings import GuardedSettings
 from penstock.services.compaction_settings import (
@@ -21,7 +21,7 @@ from penstock.services.compaction_settings import (
     VacuumEvery,
 )
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.key_range import KeyRange, raw_key
+from penstock.shared.common.key_range import KeyRange, key_of_base64, raw_key
 from penstock.shared.common.lake.location import require_location
 from penstock.shared.common.settings import (
     CommandSettings,
@@ -112,7 +112,9 @@ class SessionsSettings(CommandSettings):
     )
     store: str | None = Field(default=None, description="the store to read; default: the only one that has windows")
     key: str | None = Field(default=None, description="only this key, as text; default: all keys")
-    key_base64: Base64Bytes | None = Field(default=None, description="only this key, as base64 of its bytes")
+    key_base64: Annotated[bytes, BeforeValidator(key_of_base64)] | None = Field(
+        default=None, description="only this key, as base64 (or URL-safe base64) of its bytes"
+    )
     key_from: str | None = Field(default=None, description="only this key and later ones")
     key_to: str | None = Field(default=None, description="only this key and earlier ones")
     status: Literal["open", "closed", "all"] = Field(
@@ -166,6 +168,12 @@ class SessionsSettings(CommandSettings):
     def _require_lake_for_closed_windows(self) -> Self:
         if self.lake is None and self.status != "open":
             raise ValueError(f"status={self.status}: closed windows are in the lake: set lake, or status=open")
+        return self
+
+    @model_validator(mode="after")
+    def _require_one_form_of_key(self) -> Self:
+        if self.key is not None and self.key_base64 is not None:
+            raise ValueError("key and key_base64 cannot be combined; use one of them")
         return self
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ False
 
 from __future__ import annotations
 
+import base64
 from typing import Any, NamedTuple
 
 from penstock.shared.common.errors import ConfigError
@@ -48,6 +49,18 @@ class KeyRange(NamedTuple):
 def raw_key(key: str | bytes) -> bytes:
     """The bytes of a key, or of a bound of a key range: text is encoded as UTF-8."""
     return key.encode() if isinstance(key, str) else key
+
+
+def key_of_base64(text: str) -> bytes:
+    """Decode a key from base64 or URL-safe base64. Raises ValueError for any other text.
+
+    >>> key_of_base64("_wE="), key_of_base64("/wE=")
+    (b'\\xff\\x01', b'\\xff\\x01')
+    """
+    try:
+        return base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
+    except ValueError as e:
+        raise ValueError(f"is not base64: {e}") from None
 
 
 def key_in_store_type(key: Any, is_text: bool) -> Any:
