@@ -386,6 +386,13 @@ class GuardedHttp(HttpToolsProtocol):
         url = not_parsed if self._reading is Reading.START else self.url
         return url.partition(b"?")[0].decode("latin-1")
 
+    def _received_method(self, segment: bytes) -> bytes:
+        """Return the request's method, empty if it is unknown. The response to HEAD has no body."""
+        if self._reading is Reading.START:
+            return segment.lstrip(b"\r\n").partition(b" ")[0]
+        # Before the path, the parser has the method of the previous request.
+        return self.parser.get_method() if self.url else b""
+
     def _reject_request(self, problem: Problem, segment: bytes = b"") -> None:
         """Send the problem as the response, unless another response has begun, and close the connection.
 
@@ -403,7 +410,8 @@ class GuardedHttp(HttpToolsProtocol):
         response = problem.response_for(self._received_path(segment))
         headers = [*self.server_state.default_headers, *response.raw_headers, *SECURITY_HEADERS, CLOSE_HEADER]
         lines = [STATUS_LINE[problem.kind.status], *(name + b": " + value + b"\r\n" for name, value in headers)]
-        self.transport.write(b"".join(lines) + b"\r\n" + bytes(response.body))
+        body = b"" if self._received_method(segment) == b"HEAD" else bytes(response.body)
+        self.transport.write(b"".join(lines) + b"\r\n" + body)
         self._discarded = 0
         if self.transport.can_write_eof():
             self.transport.write_eof()

@@ -660,6 +660,30 @@ async def test_a_request_that_is_not_understood_is_rejected(request_head: bytes,
     assert site.headers == []
 
 
+@pytest.mark.parametrize(
+    ("start", "status"),
+    [
+        (b"HEAD / SPDY\r\n", 400),
+        (b"HEAD / HTTP/1.1\r\nHost: a\r\nHost: b\r\n", 400),
+        (head_of(HEAD_BYTES_MIN + 1, b"\r\nHEAD / HTTP/1.1\r\n"), 431),
+    ],
+)
+@pytest.mark.parametrize("cut", [7, 100_000])
+async def test_a_rejected_head_request_gets_no_body(start: bytes, status: int, cut: int) -> None:
+    """A request that is not understood gets one, also after a HEAD."""
+    sent = start + b"\r\n"
+    async with serving(Site()) as site:
+        async with Client.to(site) as client:
+            await client.send(*(sent[i : i + cut] for i in range(0, len(sent), cut)))
+            head, _, body = (await client.ended()).partition(b"\r\n\r\n")
+            assert (head.startswith(b"HTTP/1.1 %d " % status), body) == (True, b"")
+        async with Client.to(site) as client:
+            await client.send(OK.replace(b"GET", b"HEAD", 1))
+            await client.reader.readuntil(b"\r\n\r\n")
+            await client.send(b"X / HTTP/1.1\r\n\r\n")
+            assert json.loads((await client.response())[2])["status"] == 400
+
+
 @pytest.mark.parametrize("host", [b"", b"localhost:", b"[::1]:8080", b"my_host.example \t"])
 async def test_a_host_may_have_a_port(host: bytes) -> None:
     """A Host field may be empty, a name or an address. A port and whitespace may follow. Pipelined requests have one
