@@ -94,7 +94,7 @@ class JoinWindows:
 class Remembered(NamedTuple):
     """One record of a side, and whether it has been joined.
 
-    Only left records of a left join are marked when a later record matches them.
+    Only left records are marked when a later record matches them.
     """
 
     value: Any
@@ -211,9 +211,9 @@ class StreamJoin(TimedProcessor):
         # Up to here nothing has changed, so an error of the check or the joiner rejects the record.
         self.stream_time_ms = stream_time
         self._forward_unjoined()
-        # In `_forward_unjoined` only unmatched left records are forwarded alone. KStreamKStreamJoin removes a matched
-        # one from its outer store.
-        if self._left and side == RIGHT:
+        # In `_forward_unjoined` of a left join only unmatched left records are forwarded alone. KStreamKStreamJoin
+        # removes a matched one from its outer store. An inner join marks them too: its state may go on in a left join.
+        if side == RIGHT:
             self._mark_rows_joined(found)
         self._stores[side].put(record.key, at, at, states)
         # Last, so that an error of a node below finds the store complete, and costs one output.

@@ -122,6 +122,16 @@ def gone_on_with(driver: TopologyTestDriver, windows: JoinWindows, *, left: bool
     return other
 
 
+def test_an_inner_join_may_become_a_left_join() -> None:
+    """A left record that the inner join has joined is not forwarded alone by the left join, whichever came first."""
+    driver = driver_of(JoinWindows.of(10))
+    pipe(driver, ("left", "k", 100), ("right", "k", 105), ("left", "k", 106), ("left", "z", 100))
+    assert out(driver) == [(("l0", "r0"), 105), (("l1", "r0"), 106)]
+    driver = gone_on_with(driver, JoinWindows.of(10), left=True)
+    pipe(driver, ("left", "k", 1_000))
+    assert out(driver) == [(("l2", None), 100)]
+
+
 @pytest.mark.parametrize("left", [False, True])
 def test_a_longer_grace_opens_nothing_that_was_settled(left: bool) -> None:
     """A longer grace does not reopen closed times: records of those times stay late, and their headers have the old
