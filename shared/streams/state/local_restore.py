@@ -1,8 +1,8 @@
 """Restores from an instance's disk: finds the offset from which to read the changelog, and detects unusable state.
 
-Rows on disk contain the changelog up to the checkpoint's covered offset. State that does not fit the changelog, or has
-other stores or aggregations, is deleted, and restored from the snapshot and the log. That is no error. The reason is
-logged, unless the state is incomplete or has another format.
+Rows on disk contain the changelog up to the checkpoint's covered offset. State that does not fit the changelog, or to
+which an aggregation was added, is deleted, and restored from the snapshot and the log. That is no error. The reason is
+logged, unless the state is incomplete or has another format. State that the topology cannot read stays.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader
 from penstock.shared.streams.changelog.format import EPOCH_MAX
 from penstock.shared.streams.changelog.store_schema import StoreSchema, check_schema
@@ -38,16 +39,26 @@ def continue_from_local_state(
     if found is None:
         local.discard("it is incomplete")
         return None
-    reason = _why_checkpoint_unusable(found, stores) or found.mismatch(topic_id, first, end)
-    if reason is not None:
+    reason = found.mismatch(topic_id, first, end)
+    # Checked before rows are deleted: the next start with the old topology needs them. Also before the restore, because
+    # its first `write_restored_rows` replaces these schemas by `stores`.
+    if reason is None and found.progress is not None:
+        _check_written_schemas(found.progress.stores, stores)
+    if (reason := reason or _why_checkpoint_unusable(found, stores)) is not None:
         local.discard(reason)
         return None
-    # Checked before the restore, because its first `write_restored_rows` replaces these schemas by `stores`.
-    if found.progress is not None:
-        check_schema(found.progress.stores, stores)
     reader.epoch = found.epoch
     reader.progress = found.progress
     return found
+
+
+def _check_written_schemas(written: tuple[StoreSchema, ...], stores: tuple[StoreSchema, ...]) -> None:
+    try:
+        # The changelog may lack the added aggregations of rows on disk, if a restore wrote them before the first
+        # commit. Then the changelog may fit `stores`.
+        check_schema(stores, written)
+    except SchemaMismatch:
+        check_schema(written, stores)
 
 
 def _why_checkpoint_unusable(found: Checkpoint, stores: tuple[StoreSchema, ...]) -> str | None:

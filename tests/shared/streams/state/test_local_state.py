@@ -135,9 +135,10 @@ def test_rows_in_memory_stay_within_their_limit(tmp_path: Path) -> None:
 FOUND = Checkpoint("id", epoch=3, covered_offset=50, progress=None)
 
 
-def topology(gap_ms: int = 10, **more: Sum) -> Topology:
+def topology(gap_ms: int = 10, name: str = "s", **more: Sum) -> Topology:
     builder = StreamsBuilder()
-    builder.stream("in").group_by_key().session_window(gap_ms).aggregate("s", n=Count(), **more).on_close().to("out")
+    sessions = builder.stream("in").group_by_key().session_window(gap_ms)
+    sessions.aggregate(name, **{"n": Count(), **more}).on_close().to("out")
     return builder.build()
 
 
@@ -214,17 +215,25 @@ def test_restored_rows_of_an_added_aggregation_are_read_only_with_it(tmp_path: P
     driver.close()
 
 
-def test_state_on_disk_of_other_windows_is_rejected_at_once(tmp_path: Path) -> None:
-    """A restore does not write anything beside state that was written with another gap. The state stays as it was."""
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        (topology(gap_ms=20), "gap_ms was 10, is now 20"),
+        (topology(name="t"), "'t' is new, 's' is gone"),
+        (topology(n=Sum("id")), "aggregations changed: n"),
+    ],
+)
+def test_state_on_disk_that_the_topology_cannot_read_stays(tmp_path: Path, now: Topology, message: str) -> None:
+    """A topology that is rejected does not cost the rows on disk: the next start with the old one uses them."""
     state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
     driver = TopologyTestDriver(topology(), state=state)
     driver.pipe("in", key=b"a", value=b'{"id":1}', timestamp=5)
     driver.crash()
-    local, changed = state.state_of(0), topology(gap_ms=20).of_application("test-driver").schemas()
+    local, changed = state.state_of(0), now.of_application("test-driver").schemas()
     before = local.checkpoint
     assert before is not None
     reader = ChangelogReader(ignore_changes, stores=changed)
-    with pytest.raises(SchemaMismatch, match="gap_ms was 10, is now 20"):
+    with pytest.raises(SchemaMismatch, match=message):
         continue_from_local_state(reader, local, changed, None, 0, len(driver.changelog))
     assert (local.checkpoint, reader.progress) == (before, None)
     local.close()
