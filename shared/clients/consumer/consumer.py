@@ -609,6 +609,11 @@ class Consumer(Generic[K, V]):
         topics = self._subscription.topics - self._connection.unauthorized_topics()
         return frozenset(topic for topic in topics if self._connection.partitions(topic) is None)
 
+    def known_partitions(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return the partition counts of these topics by the current metadata, without the topics it lacks."""
+        self._check_open()
+        return self._coordinator.known_partitions(topics)
+
     def rebalance_ms(self) -> float:
         """Return the ms since the current rebalance began, including the first join; 0 if there is none."""
         return self._coordinator.rebalance_ms

@@ -5,7 +5,7 @@ An instance reads all partitions of the tables' topics to the end before its tas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.shared.clients.admin import Admin
@@ -143,11 +143,12 @@ class GlobalTables:
         log.info("global tables loaded", rows={name: len(rows) for name, rows in self.rows.items()})
 
     async def poll(self) -> None:
-        """Apply the records that have come since the last call, or since `load`.
+        """Apply the records that have come since the last call, or since `load`, also of added partitions.
 
         Raises OffsetOutOfRange, LogTruncation included, if a topic no longer has the position.
         """
         if self._consumer is not None:
+            self._assign_added_partitions(self._consumer, self._by_topic)
             self._apply_records(await self._consumer.poll(0))
 
     async def close(self) -> None:
@@ -156,6 +157,19 @@ class GlobalTables:
         self._consumer = None
         if consumer is not None:
             await consumer.close()
+
+    @staticmethod
+    def _assign_added_partitions(consumer: Consumer, topics: Iterable[str]) -> None:
+        assigned = consumer.assignment()
+        counts = consumer.known_partitions(topics)
+        if sum(counts.values()) <= len(assigned):
+            return
+        added = {TopicPartition(topic, i) for topic, count in counts.items() for i in range(count)} - assigned
+        consumer.assign(assigned | added)
+        for tp in added:
+            # Without a request, because a new partition may not have a leader yet.
+            consumer.seek(tp, 0)
+        log.info("global tables: partitions were added", added=sorted(map(str, added)))
 
     def _apply_records(self, batches: dict[TopicPartition, Columns]) -> None:
         for tp, columns in batches.items():

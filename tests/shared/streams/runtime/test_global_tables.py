@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK
@@ -75,6 +76,26 @@ async def test_a_turn_applies_a_whole_batch() -> None:
                 await asyncio.sleep(0)
         await tables.close()
     assert most > (ConsumerSettings().max_poll_records or 0)
+
+
+async def test_a_running_instance_reads_added_partitions() -> None:
+    """Rows of partitions that a topic gets after the load come into the table without a restart."""
+    builder = StreamsBuilder()
+    builder.global_table("t", int)
+    async with filled(0) as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, metadata_max_age_ms=20)
+        tables = GlobalTables(kafka, builder._topology, SYSTEM_CLOCK)
+        await tables.load()
+        async with Admin(kafka) as admin, Producer(kafka) as producer:
+            await admin.create_partitions({"t": 3})
+            records = [ProducerRecord("t", b"1", b"%d" % i, partition=i) for i in range(3)]
+            assert await (await producer.send_many(records)).first_error() is None
+        async with asyncio.timeout(20):
+            while len(tables.rows["t"]) < 3:
+                await tables.poll()
+                await asyncio.sleep(0)
+        await tables.close()
+    assert tables.rows["t"].position == {0: 1, 1: 1, 2: 1}
 
 
 async def test_the_load_times_out_if_one_partition_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
