@@ -20,6 +20,7 @@ from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import ConfigError, UnknownTopicOrPartition
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.common.topic_names import REPARTITION_SUFFIX
 from penstock.shared.streams.settings import DEAD_LETTER_OVERHEAD_MAX, StreamsSettings
 from penstock.shared.streams.topology import Topology
 
@@ -161,9 +162,16 @@ def require_same_partitions(counts: Mapping[str, int]) -> int:
     """
     if len(set(counts.values())) > 1:
         found = ", ".join(f"{name}: {number}" for name, number in sorted(counts.items()))
+        remedy = "Give them the same number, or run their streams as applications of their own."
+        if any(name.endswith(REPARTITION_SUFFIX) for name in counts):
+            remedy = (
+                "A repartition topic has the number that the sources had at the application's first start. Partitions "
+                "that are added to it move keys away from their state. To start again, give the application another "
+                "application_id, or stop all instances and run `penstock streams reset`."
+            )
         raise ConfigError(
             f"the source topics have different numbers of partitions ({found}), and a task takes the same partition of "
-            "each. Give them the same number, or run their streams as applications of their own."
+            f"each. {remedy}"
         )
     return next(iter(counts.values()))
 
@@ -186,9 +194,11 @@ def require_changelog(wanted: NewTopic, partitions: int, configs: Configs, boots
     if partitions < wanted.partitions:
         raise ConfigError(
             f"the changelog topic {name} has {partitions} partitions, the source topics have {wanted.partitions}. "
-            "If partitions were added to the source, keys have moved: a session that is open in the old partition will "
-            f"not continue in the new one. To continue: kafka-topics.sh --bootstrap-server {bootstrap_servers} --alter "
-            f"--topic {name} --partitions {wanted.partitions}"
+            "If partitions were added to the source, keys have moved. Open windows, totals and rows of a moved key "
+            "stay in its old partition, and begin again in the new one: the key then has two rows, and its total stays "
+            "wrong. To keep results right, give the application another application_id, or stop all instances and run "
+            "`penstock streams reset`. To continue with split keys: kafka-topics.sh --bootstrap-server "
+            f"{bootstrap_servers} --alter --topic {name} --partitions {wanted.partitions}"
         )
     if partitions > wanted.partitions:
         raise ConfigError(

@@ -163,6 +163,9 @@ def test_source_topics_must_have_as_many_partitions_each() -> None:
     assert require_same_partitions({"a": 4, "b": 4}) == 4
     with pytest.raises(ConfigError, match="a: 4, b: 2"):
         require_same_partitions({"c": 4, "a": 4, "b": 2})
+    # More partitions of a repartition topic would split its keys' state.
+    with pytest.raises(ConfigError, match=r"app-k-repartition: 2, in: 4.*`penstock streams reset`"):
+        require_same_partitions({"in": 4, "app-k-repartition": 2})
 
 
 def test_several_topics_need_the_range_assignor() -> None:
@@ -191,6 +194,7 @@ def test_a_changelog_with_too_few_partitions_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"2 partitions.*4") as raised:
         require_changelog(WANTED, 2, changed(), "host:1")
     assert "kafka-topics.sh --bootstrap-server host:1 --alter --topic app-changelog --partitions 4" in str(raised.value)
+    assert "`penstock streams reset`" in str(raised.value)
 
 
 def test_a_changelog_with_too_many_partitions_is_rejected() -> None:
