@@ -64,6 +64,7 @@ class ResetPlan(NamedTuple):
             lines.append(f"snapshot {self.snapshot}: {', '.join(tables) or 'an empty folder'}")
         lines += [f"state {folder}: stores on disk" for folder in self.state]
         lines += [f"offset of {at}: {offset}" for at, offset in self.offsets.items()]
+        lines.append("topics of results, late records and dead letters stay: their records are written again")
         return lines + unsure
 
 

@@ -283,7 +283,11 @@ class SourcePositions:
             # consumer, the records before the position would be counted twice.
             if committed is not None and committed.offset < (known or 0):
                 log.warning(
-                    "the group's offset was set back: continuing at the changelog's position", topic_partition=str(at)
+                    "the group's offset was set back: continuing at the changelog's position. To read records again, "
+                    "set another application_id, or stop all instances and run `penstock streams reset`",
+                    topic_partition=str(at),
+                    committed=committed.offset,
+                    position=known,
                 )
             if (one := ahead_of(at, known, committed, from_group=from_group)) is not None:
                 ahead.append(one)

@@ -172,16 +172,19 @@ def test_the_plan_of_a_reset_in_words() -> None:
     """The text of a plan has a line for each deleted resource, and a snapshot's line names its tables."""
     tables = {"closed/visits": TableFiles(2, 34), "state": TableFiles(1, 5)}
     unsure = {"app-x-y-repartition": "app-x"}
+    stays = "topics of results, late records and dead letters stay: their records are written again"
     plan = ResetPlan("app", {"t-0": 7}, ["app-changelog"], "s3://lake/app", tables, unsure)
     assert plan.lines() == [
         "topic app-changelog: its records",
         "snapshot s3://lake/app: closed/visits (2 files, 34 bytes), state (1 file, 5 bytes)",
         "offset of t-0: 7",
+        stays,
         "topic app-x-y-repartition stays: it may be application app-x's",
     ]
     assert ResetPlan("app", {}, [], "/lake/app", {}, {}, ("/state/app",)).lines() == [
         "snapshot /lake/app: an empty folder",
         "state /state/app: stores on disk",
+        stays,
     ]
     assert ResetPlan("app", {}, [], None, {}, {}).lines() == ["application app: there is nothing to delete"]
 
