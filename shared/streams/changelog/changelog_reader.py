@@ -23,7 +23,7 @@ from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog import reader_kernels as k
 from penstock.shared.streams.changelog.format import Progress
 from penstock.shared.streams.changelog.state_codec import StateCodec
-from penstock.shared.streams.changelog.store_schema import StoreSchema, check_schema
+from penstock.shared.streams.changelog.store_schema import StoreSchema, check_restorable
 
 NO_OWNER_EPOCH = 0
 """The epoch before the first takeover record. No takeover record has it, and entries with it never count."""
@@ -356,7 +356,7 @@ class ChangelogReader:
                 first += commits[-1].changes
                 commits = []
             if not commits and self._stores is not None:
-                check_schema(progress.stores, self._stores)
+                check_restorable(progress.stores, self._stores)
             # Held entries precede the batch, so they can only be of its first commit.
             if number == 0 and unconfirmed:
                 parts = self._take_commit(unconfirmed, int(batch.numbers[index, k.COMMIT]), progress.stores)

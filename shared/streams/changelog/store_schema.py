@@ -123,6 +123,8 @@ AGGREGATIONS_STAY = (
     "Run the topology as it was, or give this one an application_id of its own"
 )
 
+EMISSION_STAYS = f"Windows that are live would be forwarded only if a later record changes them. {SCHEMA_REMEDY}"
+
 TYPES_GROW = (
     "A row of an earlier topology does not fit the type of the store's rows. Give fields that were added to the type a "
     "default, or run the topology as it was"
@@ -134,9 +136,9 @@ def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) 
 
     The stores must agree in number, name, order, kind, key, source topic, gap, size and advance. Existing aggregations
     must keep their name, order, function, field and state columns. A store may get further aggregations, except one of
-    the kind `table` or `join`. All else may change.
+    the kind `table` or `join`. All else may change, except as `check_restorable` says.
     """
-    # The grace, the emission and the output topics are not compared: they only affect later records.
+    # The grace and the output topics are not compared: they only affect later records.
     if [one.name for one in stored] != [one.name for one in own]:
         raise SchemaMismatch(f"{_other_stores(stored, own)}. {STORES_STAY}")
     for old, new in zip(stored, own, strict=True):
@@ -150,6 +152,23 @@ def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) 
             raise SchemaMismatch(
                 f"store {old.name!r}: the aggregations changed: {', '.join(changed)}. {AGGREGATIONS_STAY}"
             )
+
+
+def check_restorable(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
+    """As `check_schema`, for a topology that continues with the state. Windows with `on_close` stay so.
+
+    A compaction forwards nothing, so it does not compare the emission.
+    """
+    check_schema(stored, own)
+    check_emission(stored, own)
+
+
+def check_emission(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
+    """Raise SchemaMismatch if windows that are forwarded on_close would now be forwarded on_update."""
+    for old, new in zip(stored, own, strict=True):
+        if new.kind in WINDOWED and (old.emit, new.emit) == ("on_close", "on_update"):
+            # A commit forwards only windows that have changed since the last one, and a close does not forward them.
+            raise SchemaMismatch(f"store {new.name!r}: emit was 'on_close', is now 'on_update'. {EMISSION_STAYS}")
 
 
 def _other_stores(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> str:

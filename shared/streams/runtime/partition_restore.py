@@ -40,7 +40,7 @@ from penstock.shared.streams.changelog.format import (
     decode_progress,
     is_foreign_record,
 )
-from penstock.shared.streams.changelog.store_schema import StoreSchema, check_schema
+from penstock.shared.streams.changelog.store_schema import StoreSchema, check_restorable
 from penstock.shared.streams.runtime.changelog_topic import changelog_consumer, fetch_changelog_topic_id
 from penstock.shared.streams.runtime.restore_progress import RestoreProgress, RestoreReport
 from penstock.shared.streams.settings import StreamsSettings
@@ -129,7 +129,7 @@ class PartitionRestore:
             # earlier ones are taken to fit too. A commit that does not fit may be of a fenced owner, and then does not
             # count.
             with suppress(SchemaMismatch):
-                check_schema(newest.stores, self.task.schemas)
+                check_restorable(newest.stores, self.task.schemas)
                 self.progress.is_accepted = True
 
     @staticmethod

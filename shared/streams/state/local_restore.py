@@ -14,7 +14,7 @@ import msgspec
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader
 from penstock.shared.streams.changelog.format import EPOCH_MAX
-from penstock.shared.streams.changelog.store_schema import StoreSchema, check_schema
+from penstock.shared.streams.changelog.store_schema import StoreSchema, check_emission, check_schema
 from penstock.shared.streams.state.checkpoint import Checkpoint
 from penstock.shared.streams.state.row_codec import row_layout
 
@@ -59,6 +59,7 @@ def _check_written_schemas(written: tuple[StoreSchema, ...], stores: tuple[Store
         check_schema(stores, written)
     except SchemaMismatch:
         check_schema(written, stores)
+    check_emission(written, stores)
 
 
 def _why_checkpoint_unusable(found: Checkpoint, stores: tuple[StoreSchema, ...]) -> str | None:

@@ -21,7 +21,7 @@ from penstock.shared.streams.aggregations.aggregation import Aggregation, Column
 from penstock.shared.streams.changelog.changelog_reader import Change, ConfirmedChanges, apply_one_by_one
 from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, Progress
 from penstock.shared.streams.changelog.state_codec import StateCodec
-from penstock.shared.streams.changelog.store_schema import TYPES_GROW, StoreSchema, check_schema
+from penstock.shared.streams.changelog.store_schema import TYPES_GROW, StoreSchema, check_restorable
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.windows.key_index import are_ascii
 from penstock.shared.streams.windows.window_store import WindowStore
@@ -29,7 +29,7 @@ from penstock.shared.streams.windows.window_store import WindowStore
 
 def restore_progress(task: StreamTask, progress: Progress) -> None:
     """Check the stored schema, and restore times, offsets and the grids of schedules; call it before `initialize`."""
-    check_schema(progress.stores, task.schemas)
+    check_restorable(progress.stores, task.schemas)
     task.sources = dict(progress.sources)
     task.source_ids = dict(progress.source_ids)
     task.idle_ms = progress.idle_ms
@@ -201,7 +201,7 @@ def _column_or_nulls(batch: pa.RecordBatch, name: str, type_: ColumnType) -> pa.
 
 
 def _has_same_states(written: StoreSchema, own: StoreSchema) -> bool:
-    """Return whether states written with a schema that `check_schema` has accepted have the columns of `own`."""
+    """Return whether states written with a schema that `check_restorable` has accepted have the columns of `own`."""
     # The accepted schema may lack aggregations, and the others are the same.
     return len(written.aggregations) == len(own.aggregations)
 

@@ -15,6 +15,7 @@ from penstock.shared.streams.changelog.format import Progress, Takeover
 from penstock.shared.streams.changelog.store_schema import (
     AggregationSchema,
     StoreSchema,
+    check_restorable,
     check_schema,
     incompatible_aggregations,
 )
@@ -101,6 +102,16 @@ def test_grace_emission_and_output_topics_may_change(kind: str, what: str) -> No
     changed = msgspec.structs.replace(STORES[kind], **{what: MAY_CHANGE[what]})
     check_schema((STORES[kind],), (changed,))
     check_schema((changed,), (STORES[kind],))
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_windows_on_close_are_not_continued_on_update(kind: str) -> None:
+    """A live window without a later record would never be forwarded. The other change forwards each at its close."""
+    on_close = (STORES[kind],)
+    on_update = (msgspec.structs.replace(STORES[kind], emit="on_update"),)
+    check_restorable(on_update, on_close)
+    with pytest.raises(SchemaMismatch, match="emit was 'on_close', is now 'on_update'"):
+        check_restorable(on_close, on_update)
 
 
 @pytest.mark.parametrize(("kind", "what", "now"), STAYS)
