@@ -166,8 +166,10 @@ class WorkerTask(ABC):
                 await self._start_task()
                 self.moved(Event.PAUSED if self.should_pause else Event.STARTUP)
                 await self._execute_task()
-            finally:
-                await self._close_task()
+            except BaseException as e:
+                await self._close_after_error(e)
+                raise
+            await self._close_task()
         except asyncio.CancelledError:
             log.warning("task was cancelled", task=str(self.id))
             raise
@@ -178,6 +180,14 @@ class WorkerTask(ABC):
             self._fail_task(e)
         else:
             self.moved(Event.SHUTDOWN)
+
+    async def _close_after_error(self, error: BaseException) -> None:
+        """Close the task. As in Kafka Connect, an error of the close does not replace the error that ended the task."""
+        try:
+            await self._close_task()
+        except Exception as e:
+            log.warning("failed task could not be closed", task=str(self.id), error=self.mask(summary_of(e)))
+            error.add_note(f"The close failed, too: {summary_of(e)}")
 
     def moved(self, event: Event) -> None:
         """Change the state as an event requires, and report the event unless the task was cancelled."""

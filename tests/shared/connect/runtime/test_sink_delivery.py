@@ -98,6 +98,18 @@ async def test_any_other_error_fails_the_task() -> None:
         assert run.worker.state(id) is State.FAILED
 
 
+async def test_an_error_of_close_does_not_hide_the_error_of_put() -> None:
+    """If `put` and then `close` fail, the task's error is that of `put`, with a note about the other one."""
+    async with running() as run:
+        with prepared(lambda made: made.raising.update(put=[ValueError("first")], close=[RuntimeError("then")])):
+            await produce(run, b"a")
+            id = await run.run(RecordingSink, topics="t")
+            await run.until(lambda: "failure" in run.listener.of(id))
+        error, note = run.listener.traces[0].strip().splitlines()[-2:]
+        assert error == "ValueError: first"
+        assert "RuntimeError: then" in note
+
+
 @pytest.mark.parametrize("call", ["start", "open"])
 async def test_errors_before_the_first_record_fail_the_task(call: str) -> None:
     """An error of `start` or `open` fails the task, although `open` runs in a rebalance."""
