@@ -66,7 +66,8 @@ def append_once(
     options: Mapping[str, str],
     partition_by: list[str] | None = None,
 ) -> None:
-    """Append an Arrow table and set the versions of applications, in one commit.
+    """Append an Arrow table and set the versions of applications, in one commit. A missing table is created, with the
+    partition columns `partition_by`.
 
     `versions` has, by application, the version that the table must have (None: no version) and the new version. New
     columns are added to the table. Raises WriterFenced if the table has another version, DataError if the data does not
@@ -99,7 +100,8 @@ def _append_to_table(
             data,
             mode="error" if table is None else "append",
             schema_mode=None if table is None else "merge",
-            partition_by=partition_by,
+            # An existing table keeps its partition columns. Delta rejects an append with others.
+            partition_by=partition_by if table is None else None,
             storage_options=dict(options),
             commit_properties=CommitProperties(app_transactions=transactions),
         )

@@ -69,6 +69,15 @@ def test_a_stale_writer_is_fenced(tmp_path: Path) -> None:
     assert len(DeltaTable(uri).to_pyarrow_table()) == 2
 
 
+def test_an_existing_table_keeps_its_partition_columns(tmp_path: Path) -> None:
+    """Rows are appended to a table whose partition columns are others than those for a new table."""
+    uri, data = str(tmp_path / "table"), pa.table({"n": [1], "m": [2]})
+    for at, partition_by in enumerate((["n"], ["m"], None)):
+        append_once(uri, data, {"a": (at or None, at + 1)}, {}, partition_by)
+    assert DeltaTable(uri).metadata().partition_columns == ["n"]
+    assert len(DeltaTable(uri).to_pyarrow_table()) == 3
+
+
 async def started(uri: Path, context: Context, *partitions: TopicPartition) -> DeltaSinkTask:
     task = DeltaSinkTask()
     task.initialize(context)
