@@ -24,6 +24,7 @@ from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.common.http_responses import ACCEPTED_ENCODING, UnreadableResponse, read_response
 from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import JSON_POINTER, InvalidJson, decode_json
+from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.config_def import (
     HIGH,
@@ -45,6 +46,8 @@ from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import Offset, Partition, SinkRecord, SourceRecord
 from penstock.shared.connect.redaction import without_passwords
 from penstock.shared.connect.task import SinkTask, SourceTask
+
+log = get_logger(__name__)
 
 RETRIED = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS)
 ENDPOINT_ERRORS = (
@@ -323,6 +326,8 @@ class HttpSourceTask(SourceTask):
         # REST shows stored offsets. A secret that is replaced in the URL keeps the offset.
         self._partition = {"url": without_passwords(self._values["http.url"])}
         stored = await self.context.offset_storage_reader.offset(self._partition) or {}
+        if not stored and self._values["http.offset.pointer"]:
+            log.info("no offset of this URL is stored: reading from http.offset.initial", topic=self._values["topic"])
         self._offset: Any = stored.get("offset", self._values["http.offset.initial"])
         self._etag: tuple[str, str | None] = ("", None)
         """The URL of the last successful response, and its ETag."""

@@ -11,6 +11,7 @@ from decimal import Decimal
 
 import httpx
 import pytest
+import structlog
 
 from penstock.shared.common.errors import ConfigError, DataError, RetriableError
 from penstock.shared.connect.allowed_files import AllowedFiles
@@ -23,7 +24,7 @@ from penstock.shared.connect.connectors.http import (
     pointed,
 )
 from penstock.shared.connect.errors import ConnectError
-from penstock.shared.connect.record import SinkRecord
+from penstock.shared.connect.record import Offset, Partition, SinkRecord
 from penstock.shared.connect.runtime.abstract_source_task import WorkerSourceTaskContext
 from penstock.shared.connect.runtime.offset_backing_store import StoredOffsetReader
 from penstock.shared.connect.schema import Field, Schema, decimal_schema
@@ -384,6 +385,22 @@ async def test_the_source_partition_has_no_secret() -> None:
         await run.run(HttpSourceConnector, http_url=first.replace("k3y", "n3w"), **settings)
         await run.until(lambda: len(server.requests) > stored)
         assert int(server.requests[stored].path.rpartition("=")[2]) > 0
+
+
+@pytest.mark.parametrize(("stored", "lines"), [({"offset": 7}, 0), (None, 1)])
+async def test_a_start_without_an_offset_of_the_url_is_logged(stored: Offset | None, lines: int) -> None:
+    """After a change of `http.url` the source begins at `http.offset.initial`."""
+
+    class Offsets(StoredOffsetReader):
+        async def offset(self, partition: Partition) -> Offset | None:
+            return stored
+
+    task = HttpSourceTask()
+    task.context = WorkerSourceTaskContext({}, AllowedFiles(), Offsets(Store(), "c"))
+    with structlog.testing.capture_logs() as logged:
+        await task.start({"http.url": "http://host/?since=${offset}", "topic": "t", "http.offset.pointer": "/id"})
+    await task.stop()
+    assert sum("http.offset.initial" in line["event"] for line in logged) == lines
 
 
 async def test_an_inclusive_offset_writes_each_record_once() -> None:
