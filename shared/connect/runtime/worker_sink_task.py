@@ -271,9 +271,11 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         if (resumed := self.sink_state.delivered()) and not self.should_pause:
             self._consumer.resume(*resumed)
 
-    def _seek_rewound_partitions(self) -> None:
-        for tp, offset in self.sink_state.take_rewinds().items():
+    def _seek_rewound_partitions(self) -> dict[TopicPartition, int]:
+        rewinds = self.sink_state.take_rewinds()
+        for tp, offset in rewinds.items():
             self._consumer.seek(tp, offset)
+        return rewinds
 
     async def _begin_offset_commit(self, now_ms: int) -> None:
         """Call `pre_commit`, and commit the offsets that it returns without waiting for the response."""
@@ -339,7 +341,12 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             if partitions:
                 await self._call_task(self.task.open, frozenset(partitions))
                 # Before the first poll: an exactly-once sink requests the offsets of its target system in `open`.
-                self._seek_rewound_partitions()
+                for tp, offset in self._seek_rewound_partitions().items():
+                    if tp in positions and positions[tp] != offset:
+                        log.info(
+                            "the task begins at an offset of its own, not at the group's", task=str(self.id),
+                            partition=str(tp), offset=offset, group_offset=positions[tp],
+                        )  # fmt: skip
 
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
         """Let the task finish the partitions, and commit."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import structlog
 
 from penstock.connect import RetriableError
 from penstock.shared.clients.producer import Producer
@@ -260,7 +261,7 @@ async def test_a_task_may_start_paused() -> None:
 
 
 async def test_a_task_can_set_its_offsets() -> None:
-    """`context.offset` overrides the group's committed offsets."""
+    """`context.offset` overrides the group's offsets. A difference is logged: a reset of the group has no effect."""
     async with running() as run:
         await produce(run, b"a", b"b", b"c")
 
@@ -276,10 +277,11 @@ async def test_a_task_can_set_its_offsets() -> None:
 
             made.open = open_at  # type: ignore[method-assign]
 
-        with prepared(prepare):
+        with prepared(prepare), structlog.testing.capture_logs() as logged:
             await run.run(RecordingSink, topics="t")
             await run.until(lambda: RecordingSinkTask.made and task().values)
         assert task().values == ["c"]
+        assert [(line["offset"], line["group_offset"]) for line in logged if "group_offset" in line] == [(2, 0)]
 
 
 async def test_partitions_that_the_task_paused_stay_paused() -> None:
