@@ -581,6 +581,22 @@ async def test_offsets_in_the_database_are_altered_with_the_groups(url: str, db:
             assert await rows_of(db, kept) == [(20,)]
 
 
+async def test_offsets_in_the_database_do_not_outlast_exactly_once(url: str, db: Any) -> None:
+    """A task without exactly-once resets them, so that they are not used when it is true again. Those of other
+    connectors stay.
+    """
+    await db.execute("CREATE TABLE t (p int, n int)")
+    for name, exactly_once, kept in (("c", "true", 7), ("d", "false", 7), ("c", "false", -1), ("c", "true", 7)):
+        task = PostgresSinkTask()
+        task.context = context = sink_context.Context()
+        await task.start({"name": name, "connection.url": url, "exactly.once": exactly_once})
+        await task.open(frozenset({A}))
+        assert context.rewinds == {}
+        await task.put([sink_context.record(A, 6)])
+        await task.stop()
+        assert await rows_of(db, "SELECT next_offset FROM penstock_connect_offsets") == [(kept,)]
+
+
 async def test_a_recreated_topic_fails_the_task(url: str, db: Any) -> None:
     """The task fails if it reads a recreated topic from an offset below the one in the database."""
     settings = {**UPSERT, "insert_mode": "insert", "pk_mode": "none", "exactly_once": "true", "connection_url": url}
@@ -770,12 +786,15 @@ async def test_tasks_that_start_together_create_one_offset_table(url: str, db: A
 
 
 async def test_an_existing_offset_table_needs_no_privilege_to_create_one(url: str, db: Any) -> None:
-    """A user who may not create tables uses an offset table that exists, also in another schema."""
+    """A user who may not create tables uses an offset table that exists, also in another schema. Without exactly-once
+    the user needs no privilege on it.
+    """
     await OffsetTable("offsets", "c").open(db, [])
     await db.execute("CREATE ROLE writer LOGIN; REVOKE CREATE ON SCHEMA public FROM public")
-    await db.execute("GRANT SELECT, INSERT, UPDATE ON offsets TO writer")
     connection = await asyncpg.connect(url, user="writer")
     try:
+        await OffsetTable("offsets", "c").forget(connection)
+        await db.execute("GRANT SELECT, INSERT, UPDATE ON offsets TO writer")
         assert await OffsetTable("offsets", "c").open(connection, [TP]) == {}
         assert await OffsetTable("public.offsets", "c").open(connection, [TP]) == {}
     finally:

@@ -130,6 +130,17 @@ class OffsetTable:
         """Note that the delivered records are processed: none of them is delivered again."""
         self._begun.update(self._known)
 
+    async def forget(self, connection: Any) -> None:
+        """Note that no partition has written records. Does nothing if the table is missing, or if the user lacks the
+        privilege to update it."""
+        if await connection.fetchval("SELECT has_table_privilege(to_regclass($1), 'UPDATE')", self._table):
+            await self._forget_all(connection)
+
+    async def _forget_all(self, connection: Any) -> None:
+        await connection.execute(
+            f"UPDATE {self._table} SET next_offset={NONE} WHERE connector=$1 AND next_offset<>{NONE}", self._connector
+        )
+
     async def alter(self, connection: Any, offsets: Mapping[TopicPartition, int | None]) -> None:
         """Set offsets by hand. None means that the partition has no written records.
 
@@ -137,7 +148,7 @@ class OffsetTable:
         """
         await self.open(connection, offsets)
         if not offsets:
-            await connection.execute(f"UPDATE {self._table} SET next_offset={NONE} WHERE connector=$1", self._connector)
+            await self._forget_all(connection)
         for tp, offset in offsets.items():
             await connection.execute(
                 f"UPDATE {self._table} SET next_offset=$4 "

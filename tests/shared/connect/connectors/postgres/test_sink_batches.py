@@ -46,6 +46,9 @@ class FakeDatabase:
     async def fetch(self, statement: str, *args: Any) -> list[dict[str, Any]]:
         return [{"name": name, "type": "bigint", "generated": False} for name in self.columns]
 
+    async def fetchval(self, statement: str, *args: Any) -> None:
+        return None
+
     async def execute(self, statement: str) -> None:
         if statement.startswith("CREATE TABLE"):
             self.before_create()
