@@ -132,6 +132,9 @@ class PostgresSourceTask(SourceTask):
             tables = []
         for table in tables:
             stored = await reader.offset(TableReader.partition_of(table, values["query"]))
+            # The offset of another mode would skip rows, or read the table again. A bulk read ignores an offset.
+            if stored and values["mode"] != "bulk":
+                check_offset(values["mode"], stored)
             self._readers.append(TableReader(values, table, values["query"], stored))
         self._turn = 0
         self._idle = 0

@@ -157,7 +157,10 @@ def check_offset(mode: str, offset: Mapping[str, Any]) -> None:
     # With both columns, a time alone is a position. A number alone is none: all rows would be read again.
     if not fits or (offset and positions[0] not in offset):
         expected = f"64-bit integers for {', '.join(known)}" if known else "none"
-        raise ConnectError(f"{dict(offset)} is not an offset of mode={mode}: expected {expected}")
+        raise ConnectError(
+            f"{dict(offset)} is not an offset of mode={mode}: expected {expected}. After a change of the mode, alter "
+            "or reset the offsets while the connector is stopped"
+        )
     try:
         moment_of(offset.get("timestamp"), offset.get("timestamp_nanos"))
     except (OverflowError, OSError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import re
 from decimal import Decimal
@@ -11,10 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.connectors.postgres.columns import aware, decode_timestamp
-from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector
+from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
 from penstock.shared.connect.connectors.postgres.table_reader import TableReader, moment_of
 from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.record import Offset, Partition
+from penstock.shared.connect.runtime.abstract_source_task import WorkerSourceTaskContext
+from penstock.shared.connect.runtime.offset_backing_store import StoredOffsetReader
+from tests.shared.connect.harness import Store
 
 NOON = dt.datetime(2024, 1, 1, 12, tzinfo=dt.UTC)
 
@@ -132,3 +138,21 @@ async def test_an_altered_offset_is_a_position_of_the_mode(
     for offset in invalid:
         with pytest.raises(ConnectError, match="is not an offset"):
             await connector.alter_offsets({"mode": mode}, [({"protocol": "1", "query": "query"}, offset)])
+
+
+@pytest.mark.parametrize(
+    ("mode", "fails"), [("timestamp", True), ("incrementing", True), ("timestamp+incrementing", False), ("bulk", False)]
+)
+async def test_a_task_continues_only_at_an_offset_of_its_mode(mode: str, fails: bool) -> None:
+    """After a change of the mode, the stored offset could skip rows or read the table again. A bulk read ignores it."""
+
+    class Offsets(StoredOffsetReader):
+        async def offset(self, partition: Partition) -> Offset | None:
+            return {"incrementing": 7, "timestamp": 1000, "timestamp_nanos": 0}
+
+    task = PostgresSourceTask()
+    task.context = WorkerSourceTaskContext({}, AllowedFiles(), Offsets(Store(), "c"))
+    columns = {"incrementing.column.name": "id", "timestamp.column.name": "at"}
+    props = {"connection.url": "postgresql://db/shop", "table.whitelist": "t", "topic.prefix": "", **columns}
+    with pytest.raises(ConnectError, match=f"mode={mode}") if fails else contextlib.nullcontext():
+        await task.start({**props, "mode": mode})
