@@ -396,9 +396,16 @@ class _ListFetch:
                 if not batch.magic:
                     self._stamps[before:] = [NO_TIMESTAMP] * len(records)
                 self._offsets.append(np.array([record.offset for record in records], np.int64))
-        except BaseException:
+        except BaseException as e:
             del self.keys[before:], self.values[before:], self._stamps[before:], self._headers[before:]
-            raise
+            if not isinstance(e, UnicodeDecodeError):
+                raise
+            # aiokafka's reader rejects a header name that is not UTF-8. The kernel takes any bytes, as Java does.
+            parts: list[_Part] = []
+            if not _PackedFetch(self._data, self._start).decode([batch], parts):
+                raise
+            self._add_all(Columns("", 0, *parts[0]).records())
+            self._offsets.append(parts[0].offsets)
 
     def _add_all(self, records: Iterable[Any]) -> None:
         keys = self.keys
@@ -473,7 +480,7 @@ class _PackedFetch:
         limit = len(own)
         while at < len(own) and broken is None:
             run = self._run(own[at : at + limit])
-            done = self._decode(run, parts)
+            done = self.decode(run, parts)
             at += done
             # Otherwise each batch for aiokafka's reader would cause all batches after it to be decompressed again.
             limit = max(2 * done, 1)
@@ -504,7 +511,7 @@ class _PackedFetch:
             run.append(batch)
         return run
 
-    def _decode(self, run: Sequence[_FetchedBatch], parts: list[_Part]) -> int:
+    def decode(self, run: Sequence[_FetchedBatch], parts: list[_Part]) -> int:
         """Add the records of these batches, up to the first batch that the kernel does not decode.
 
         Returns the number of batches added.

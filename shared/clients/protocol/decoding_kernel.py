@@ -1,7 +1,7 @@
 """Decodes record batches (magic 2) into columns of positions in their bytes, by a compiled kernel.
 
-The kernel decodes the batches of ordinary producers. A batch with anything unusual (a wrong length, record attributes,
-a header name beyond ASCII) is left to aiokafka's reader, which decodes it or raises an error.
+The kernel decodes the batches of ordinary producers. A batch with anything unusual (a wrong length, record attributes)
+is left to aiokafka's reader, which decodes it or raises an error.
 
 >>> from penstock.shared.clients.protocol.record_batches import new_batch_builder, seal_batch
 >>> builder = new_batch_builder(1_000, False)
@@ -50,10 +50,6 @@ def _after_headers(data, at, stop):
         length, at = read_varint(data, at, stop)
         if length < 0 or length > stop - at:
             return NOT_ONE
-        # A name beyond ASCII may be invalid UTF-8, which only Python can tell.
-        for i in range(at, at + length):
-            if data[i] >= 128:
-                return NOT_ONE
         length, at = read_varint(data, at + length, stop)
         if length < -1 or length > stop - at:
             return NOT_ONE

@@ -150,7 +150,8 @@ def _decode_headers(block: bytes) -> Headers:
     headers = []
     for _ in range(count):
         length, at = decode_varint(block, at)
-        name = block[at : at + length].decode()
+        # As in Java, invalid UTF-8 becomes U+FFFD.
+        name = block[at : at + length].decode(errors="replace")
         at += length
         length, at = decode_varint(block, at)
         headers.append((name, None if length < 0 else block[at : at + length]))
