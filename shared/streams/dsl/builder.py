@@ -54,6 +54,7 @@ from penstock.shared.streams.dsl.topology_validation import (
 )
 from penstock.shared.streams.dsl.value_types import (
     is_value_type,
+    row_deserializer,
     value_deserializer,
     value_type_name,
     without_deserializer,
@@ -181,7 +182,7 @@ class StreamsBuilder:
         is None. Late records go to the topic `late`, or `<topic>-late` if it is None.
         """
         value = without_deserializer(value)
-        source = self._make_source_node(topic, value, key, dead_letters, late)
+        source = self._make_source_node(topic, value, value_deserializer, key, dead_letters, late)
         return Stream(
             self, source.name, StreamTraits(source, value if is_value_type(value) else dict, key, origin=topic)
         )
@@ -241,11 +242,12 @@ class StreamsBuilder:
     ) -> Table[Any, Any]:
         """Read a topic as a table: the last value of each key, kept in a store of this name (default: the topic's).
 
-        A record without a value deletes its row. The topic should be compacted. `value` is as for `stream`.
+        A record without a value, or with JSON's `null`, deletes its row. The topic should be compacted. `value` is as
+        for `stream`.
         """
         require_name("table: name", name)
         value = without_deserializer(value)
-        source = self._make_source_node(topic, value, key, dead_letters, None)
+        source = self._make_source_node(topic, value, row_deserializer, key, dead_letters, None)
         store = name or topic
         row_type = value if is_value_type(value) else dict
         self._add_table_store(store, row_type, key, topic)
@@ -303,7 +305,7 @@ class StreamsBuilder:
         require_topic("global_table: topic", topic)
         require_key_type("global_table: key", key)
         require_name("global_table: name", name)
-        table = GlobalTableNode(name or topic, topic, key, value_deserializer(value))
+        table = GlobalTableNode(name or topic, topic, key, row_deserializer(value))
         self._topology.add_global_table(table)
         return GlobalTable(table.name, self)
 
@@ -344,7 +346,13 @@ class StreamsBuilder:
         return name if name not in self._topology.nodes else self._generate_node_name(kind)
 
     def _make_source_node(
-        self, topic: str, value: Any, key: KeyType, dead_letters: str | None, late: str | None
+        self,
+        topic: str,
+        value: Any,
+        deserializer_of: Callable[[Any], Deserializer],
+        key: KeyType,
+        dead_letters: str | None,
+        late: str | None,
     ) -> SourceNode:
         require_topic("stream: topic", topic)
         require_key_type("stream: key", key)
@@ -356,7 +364,7 @@ class StreamsBuilder:
             self._generate_node_name("source"),
             topic,
             key,
-            value_deserializer(value),
+            deserializer_of(value),
             dead_letters or dead_letter_topic(topic),
             late or late_topic(topic),
             is_json=is_json,

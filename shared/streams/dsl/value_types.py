@@ -69,6 +69,18 @@ def value_deserializer(value: Any) -> Deserializer:
     raise ConfigError(f"value must be a type or a deserializer, got {value!r}")
 
 
+def row_deserializer(value: Any) -> Deserializer:
+    """Return `value_deserializer(value)`, but JSON's `null` is None for every type, so that it deletes a row.
+
+    >>> row_deserializer(list[int])("topic", b"null") is None
+    True
+    """
+    deserializer = value_deserializer(value)
+    if isinstance(deserializer, StructDeserializer):
+        return struct_deserializer(typing.cast(Any, deserializer.kind | None))
+    return deserializer
+
+
 def _undecodable_class(value: Any) -> type | None:
     """Return a class that msgspec cannot decode from JSON, and that is `value` or within this type, or None."""
     left: list[Any] = [msgspec.inspect.type_info(value)]

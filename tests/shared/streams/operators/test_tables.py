@@ -261,6 +261,20 @@ def test_a_table_keeps_the_type_of_its_deserializer(value: Any, data: bytes, row
     assert found == [row, row]
 
 
+@pytest.mark.parametrize("value", [dict, User, User | None, list[User], struct_deserializer(User)])
+def test_a_json_null_deletes_a_row_of_every_type(value: Any) -> None:
+    """A writer whose serializer writes `null` for None deletes rows as one that writes no value."""
+    builder = StreamsBuilder()
+    builder.table("users", value)
+    builder.global_table("cities", value)
+    driver = TopologyTestDriver(builder.build())
+    for topic in ("users", "cities"):
+        driver.pipe(topic, key=b"ann", value=b'[{"city":"Oslo"}]' if value == list[User] else b'{"city":"Oslo"}')
+        assert driver.store(topic).get("ann") is not None
+        driver.pipe(topic, key=b"ann", value=b"null")
+        assert driver.store(topic).get("ann") is None
+
+
 def test_the_error_for_a_value_that_never_equals_its_copy_names_the_cause() -> None:
     """A class without comparison by value is declared, and its copy looks the same. So the message names `eq`."""
 
