@@ -234,7 +234,8 @@ def change_to_avro(schema: Schema) -> Change | None:
     defaults = {name: of.default for name, of in of_fields if of.has_default and of.default is not None}
     if defaults:
         change = _with_defaults(defaults, len(schema.fields), change or _avro_value_unchanged)
-    if schema.has_default and not schema.optional:
+    # As in Connect's Struct, a null field has the default, although the field may be optional.
+    if schema.has_default and schema.default is not None:
         default = schema.default
         return lambda value: (change or _avro_value_unchanged)(default if value is None else value)
     return change
