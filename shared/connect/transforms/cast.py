@@ -3,8 +3,8 @@
 Numbers become narrower as in Java. Integers wrap around. Decimals are truncated and wrap around. Floats are truncated.
 For int64 they are limited to its range. For a narrower type they are limited to the range of int32 and then wrap
 around. A number is true if its int64 is not 0. A text must be an integer in the range of the type for an integer type,
-and a number for a float. A number beyond the range of float32 becomes infinite. As a boolean, only the text `true` is
-true, in upper or lower case.
+and for a float a decimal number, NaN or Infinity as Java's `Double.parseDouble` reads it. A number beyond the range of
+float32 becomes infinite. As a boolean, only the text `true` is true, in upper or lower case.
 Bytes become base64 text. Dates and times become their underlying number, or ISO text.
 """
 
@@ -51,6 +51,8 @@ TYPES = {
     "string": SchemaType.STRING,
 }
 INTEGER_TEXT = re.compile("[+-]?[0-9]+")
+FLOAT_TEXT = re.compile(r"\s*[+-]?(NaN|Infinity|([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[fFdD]?)\s*", re.ASCII)
+"""What Java's `Double.parseDouble` reads, except hexadecimal numbers. Python also reads 1_000 and inf, but not 1f."""
 
 
 def parse_spec(spec: list[str]) -> dict[str | None, SchemaType]:
@@ -85,6 +87,10 @@ def cast(value: Any, target: SchemaType) -> Any:
             if isinstance(number, str):
                 return number.lower() == "true"
             return _as_integer(number, INTEGER_BITS[SchemaType.INT64]) != 0
+        if isinstance(number, str):
+            if not FLOAT_TEXT.fullmatch(number):
+                raise ValueError(number)
+            number = number.strip().rstrip("fFdD")
         return as_float32(float(number)) if target is SchemaType.FLOAT32 else float(number)
     except (ValueError, OverflowError):
         raise DataError(f"Value ({value}) was out of range for requested data type") from None

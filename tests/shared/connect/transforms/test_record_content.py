@@ -240,6 +240,10 @@ def test_a_schema_is_renamed() -> None:
         (True, "int64", 1),
         ("12", "int16", 12),
         ("1.5", "float64", 1.5),
+        (" 1. ", "float64", 1.0),
+        (".5e1d", "float64", 5.0),
+        ("1.5F", "float32", 1.5),
+        ("-Infinity", "float64", -math.inf),
         (7, "float32", 7.0),
         ("3.14", "float32", 3.14),
         (0.1, "float32", 0.1),
@@ -285,6 +289,7 @@ def test_values_are_cast_as_java_casts_them(value: Any, target: str, expected: A
     ("value", "target"),
     [
         *(("128", "int8"), ("x", "int32"), ("1.0", "int32"), ("1_000", "int32"), (" 1", "int32"), ("9" * 50, "int64")),
+        *((text, "float64") for text in ("1_000", "inf", "nan", "\uff11\uff12", "", ".", "1e", "NaNf", "1 f")),
         *(([], "int32"), ({}, "string"), (Decimal("NaN"), "int32"), (Decimal("NaN"), "boolean")),
     ],
 )
