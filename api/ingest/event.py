@@ -73,6 +73,7 @@ UNITS: dict[TimeUnit, tuple[int, int, str]] = {
 """Each unit's factor and divisor to ms, and its name."""
 
 _BYTE = re.compile(r" \(byte (\d+)\)$")
+_HALF_PAIR = re.compile(rb"(?<!\\)\\u[dD][89aAbB][0-9a-fA-F]{2}(?!\\u|\\?\Z)")
 
 Validate = Callable[[Any], str | None]
 """Returns the first error of a value, or None if it is valid."""
@@ -345,17 +346,20 @@ def explain_malformed(value: bytes, error: InvalidJson) -> EventRejected:
     if reason == NOT_UTF8:
         at = _first_non_utf8_byte(value)
     else:
-        at, reason = _msgspec_error(reason, len(value))
+        at, reason = _msgspec_error(reason, value)
     if at is None:
         return EventRejected(MALFORMED_JSON, f"not JSON: {reason}")
     before = value[:at].decode(errors="replace")
     return EventRejected(MALFORMED_JSON, f"not JSON: {reason}", column_after(before), before.count("\n") + 1)
 
 
-def _msgspec_error(message: str, value_bytes: int) -> tuple[int | None, str]:
+def _msgspec_error(message: str, value: bytes) -> tuple[int | None, str]:
     """Return the byte offset, None if unknown, and the reason of an error of msgspec."""
     if message == "Input data was truncated":
-        return value_bytes, "the value ends too early"
+        # msgspec says this also of half a surrogate pair in the last bytes of a complete value.
+        if (half := _HALF_PAIR.search(value)) is not None:
+            return half.end(), "unexpected end of escaped utf-16 surrogate pair"
+        return len(value), "the value ends too early"
     match = _BYTE.search(message)
     at = None if match is None else int(match[1])
     reason = _BYTE.sub("", message).removeprefix("JSON is malformed: ")
