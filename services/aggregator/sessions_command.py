@@ -5,7 +5,6 @@ aggregator. They are found by a query of stored windows (`penstock.services.aggr
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -52,7 +51,7 @@ def print_windows(store: StoreSchema, found: Sequence[StoredWindow], console: Co
         table.add_column(name, max_width=COLUMN_WIDTH_MAX)
     for one in found:
         times = map(utc_text, one[1:3])
-        values = (json.dumps(one.results.get(name)) for name in names)
+        values = (msgspec.json.encode(one.results.get(name)).decode() for name in names)
         row = (key_text(one.key), *times, one.status, *values)
         table.add_row(*map(plain, row))
     (console or console_for(table)).print(table)

@@ -121,6 +121,16 @@ def test_windows_are_shown_as_rows() -> None:
     assert "4.0" in output
 
 
+@pytest.mark.parametrize(
+    ("result", "shown"), [("Zürich", '"Zürich"'), (["東京", "a"], '["東京","a"]'), (float("inf"), "null")]
+)
+def test_results_are_shown_as_in_the_json_output(result: Any, shown: str) -> None:
+    """Results are the JSON that `--json` prints: text is not escaped, and infinity is null."""
+    console = Console(file=io.StringIO(), width=160)
+    print_windows(STORE, [StoredWindow(0, 0, 1500, "open", {"n": result}, "k")], console)
+    assert f" {shown} " in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_times_beyond_the_calendar_are_shown_as_ms() -> None:
     """Bounds after the year 9999 are shown in ms, as `--from` accepts them, and control
     characters of keys are escaped.
