@@ -64,9 +64,8 @@ class Streams:
 
     def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> OpenWindows:
         at_ms = SYSTEM_CLOCK.now_ms() - 600_000
-        ann = WindowRow(
-            store="sessions", partition=0, key="ann", start_ms=at_ms, end_ms=at_ms + 240_000, results={"n": 3}
-        )
+        last = {"n": 3, "id": -1234567890123456789, "text": '"1234567890123456789'}
+        ann = WindowRow(store="sessions", partition=0, key="ann", start_ms=at_ms, end_ms=at_ms + 240_000, results=last)
         bob = WindowRow(
             store="sessions", partition=0, key="bob", start_ms=at_ms, end_ms=at_ms + 90_000, results={"n": 1}
         )
@@ -146,6 +145,8 @@ async def search_by_key(page: Page) -> None:
     await page.until("Number(document.getElementById('laterate').textContent) > 0")
     await page.key("/")
     await page.until("document.getElementById('windows').textContent.includes('ann')")
+    shown = r'{"n":3,"id":"-1234567890123456789","text":"\"1234567890123456789"}'
+    assert shown in await text_of(page, "windows"), "an integer beyond 2^53 has all digits"
     for key in "bob":
         await page.key(key)
     await page.until("!document.getElementById('windows').textContent.includes('ann')")
