@@ -331,7 +331,10 @@ class HandlerLoop(RebalanceListener):
         log.warning("lost", partitions=sorted(map(str, partitions)), cancelled=len(in_flight))
 
     async def _drain_and_release_partitions(self, partitions: frozenset[TopicPartition], drain_timeout_ms: int) -> bool:
-        """Return whether all finished records of these partitions are committed."""
+        """Drain these partitions, commit their finished records and release the partitions.
+
+        Returns whether the commit is known to have succeeded; True also if none of the partitions is held.
+        """
         partitions &= self.scheduler.partitions
         if not partitions:
             return True

@@ -108,7 +108,7 @@ class ConsumerMembershipManager(Member):
         return f"<ConsumerMembershipManager {self.state}, {self.where()}, owns {len(self.owned)}>"
 
     def where(self) -> str:
-        """Return the start of every message about this member."""
+        """Return how error messages name this member: client, group, generation, member id and instance id."""
         return describe_member(self.config.client_id, self.group_metadata)
 
     @property

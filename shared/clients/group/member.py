@@ -152,7 +152,7 @@ class Member(ABC):
 
     @abstractmethod
     def where(self) -> str:
-        """Return the start of every message about this member."""
+        """Return how error messages name this member."""
 
     @abstractmethod
     def fail(self, error: PenstockError) -> None:

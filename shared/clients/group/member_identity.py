@@ -12,7 +12,7 @@ from penstock.shared.common.records import GroupMetadata
 
 
 def describe_member(client_id: str, member: GroupMetadata) -> str:
-    """Return the start of a message about the member."""
+    """Return how error messages name the member."""
     instance = f", instance {member.group_instance_id}" if member.group_instance_id else ""
     return (
         f"client {client_id}, group {member.group_id}, generation {member.generation_id}, "

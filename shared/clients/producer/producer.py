@@ -114,7 +114,7 @@ class Producer:
     """Sends records; use it in `async with`, or between `start` and `close`.
 
     It belongs to the process and the event loop in which it was started. Elsewhere its methods raise IllegalState,
-    except a `send` to a batch that is open: there the wait for the delivery raises it.
+    except `metrics`, and a `send` to a batch that is open: there the wait for the delivery raises it.
     """
 
     def __init__(

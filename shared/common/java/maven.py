@@ -125,8 +125,8 @@ def mirror_of_central(texts: Mapping[Path, str], environ: Mapping[str, str]) -> 
     """The mirror of Maven Central in `texts`, the text of each settings.xml, the user's first; None if there is none.
 
     As in Maven, the files are merged, and a mirror whose `mirrorOf` is exactly `central` precedes one with a pattern.
-    Raises JarsUnavailable for invalid XML, a URL that is not http(s), a variable of the server's credentials that is
-    not set, or a password that only Maven can decrypt.
+    Raises JarsUnavailable for invalid XML, a URL that is not http(s) or has a query or a fragment, an environment
+    variable of the server's credentials that is not set, or a password that only Maven can decrypt.
     """
     settings = {file: _parse_settings(file, text) for file, text in texts.items()}
     mirrors = _merge_elements(settings, "{*}mirrors/{*}mirror")

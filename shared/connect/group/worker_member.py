@@ -109,7 +109,7 @@ class WorkerMember(Member):
         return f"<WorkerMember {self.state}, {self.where()}, holds {self.held}>"
 
     def where(self) -> str:
-        """Return the start of every message about this member."""
+        """Return how error messages name this member: URL, group and generation."""
         return f"worker {self.url}, group {self.config.group_id}, generation {self.generation}"
 
     @property

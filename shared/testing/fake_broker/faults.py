@@ -2,7 +2,8 @@
 
 A hook sees a request before the broker does and returns an action. If it returns None, the request goes to the next
 hook or to the broker. `times` counts a hook's actions, not its calls. Several hooks are called in the order in which
-they were added.
+they were added. No hook sees a request of an API or version that the broker does not support, or, before a login, a
+request that needs one.
 
 A Kafka broker processes one request of a connection at a time. So a dropped request (`Drop`) blocks its connection:
 later requests on that connection get no response either, until the client closes the connection.

@@ -112,7 +112,7 @@ def source_settings() -> ConfigDef:
 
 
 class PostgresSourceTask(SourceTask):
-    """Reads one task's tables."""
+    """Reads one task's tables, or its query. With mode=logical: the changes of its publication's tables."""
 
     # `stop` is called after a failed `start`, too.
     _connection: Any = None
