@@ -34,7 +34,7 @@ log = get_logger(__name__)
 POLL_TIMEOUT_MS = 200
 """The longest wait of a turn for records. A commit, pause or lag measurement waits for the end of the turn."""
 GIVE_UP_COMMIT_TIMEOUT_MS = 2_500
-"""How long the last commit of revoked partitions, and the close of the commits, may take."""
+"""How long the last commit of revoked partitions may take, and after a commit the close of the commits."""
 LAG_TIMEOUT_MS = 2_000
 """How long the request for a topic's end offsets may take."""
 CANCEL_TIMEOUT_MS = 2_000
@@ -138,10 +138,12 @@ class HandlerLoop(RebalanceListener):
         for task in (self._measuring, self._committing):
             if task is not None:
                 task.cancel()
+        is_committed = False
         try:
-            await self._drain_and_release_partitions(self.scheduler.partitions, drain_timeout_ms)
+            is_committed = await self._drain_and_release_partitions(self.scheduler.partitions, drain_timeout_ms)
         finally:
-            await self._commits.close(GIVE_UP_COMMIT_TIMEOUT_MS)
+            # A commit that was given up has had this time already.
+            await self._commits.close(GIVE_UP_COMMIT_TIMEOUT_MS if is_committed else 0)
 
     # Records
 

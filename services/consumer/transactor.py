@@ -38,8 +38,11 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 FetchOffset = Callable[[TopicPartition], Awaitable[OffsetAndMetadata | None]]
 
 RETRY_MS = 500
-CLOSE_TIMEOUT_MS = 2_000
-"""How long the close of a client may take: to end a transaction, or to leave the group."""
+CLOSE_TIMEOUT_MS = 1_000
+"""How long the close of a client may take: to end a transaction, or to leave the group.
+
+Two such closes and the last commit fit into GIVE_UP_RESERVE_MS.
+"""
 
 
 class OutputRejected(DataError):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.services.consumer.handler_loop import GIVE_UP_COMMIT_TIMEOUT_MS
 from penstock.services.consumer.settings import GIVE_UP_RESERVE_MS, UNCOMPRESSED_BYTES_MAX, ConsumerServiceSettings
+from penstock.services.consumer.transactor import CLOSE_TIMEOUT_MS
 from penstock.shared.clients.producer import ProducerSettings
 from penstock.shared.common.errors import ConfigError, DataError, KafkaTimeout
 
@@ -13,6 +15,11 @@ NEEDED = ["--topics", "clicks", "--group-id", "alerts", "--handler", "app:handle
 
 def load(*arguments: str, **environ: str) -> ConsumerServiceSettings:
     return ConsumerServiceSettings.load([*NEEDED, *arguments], environ=environ)
+
+
+def test_the_reserve_of_a_shutdown_is_enough_without_kafka() -> None:
+    """The last commit, and then the closes of a producer and of the consumer, take their whole time in an outage."""
+    assert GIVE_UP_COMMIT_TIMEOUT_MS + 2 * CLOSE_TIMEOUT_MS < GIVE_UP_RESERVE_MS
 
 
 @pytest.mark.parametrize(
