@@ -412,6 +412,8 @@ class GuardedHttp(HttpToolsProtocol):
         lines = [STATUS_LINE[problem.kind.status], *(name + b": " + value + b"\r\n" for name, value in headers)]
         body = b"" if self._received_method(segment) == b"HEAD" else bytes(response.body)
         self.transport.write(b"".join(lines) + b"\r\n" + body)
+        # It only waits for its end, so it does not count towards `concurrent_max` any more.
+        self.connections.discard(self)
         self._discarded = 0
         if self.transport.can_write_eof():
             self.transport.write_eof()

@@ -545,6 +545,9 @@ async def test_a_request_on_a_connection_too_many_is_a_503(
             status, headers, body = await third.response()
             assert (status, json.loads(body)["error_code"]) == (503, error_code)
             assert headers["retry-after"] == "1"
+            # The third connection is still open at its side.
+            await second.send(OK)
+            assert (await second.response())[0] == 200
             assert await third.ended() == b""
 
 
@@ -698,9 +701,11 @@ async def test_a_rejected_client_that_keeps_sending_is_disconnected(monkeypatch:
     """After a 431 further data is discarded up to a limit, and then the connection is closed."""
     monkeypatch.setattr(connection_guard, "DISCARDED_BYTES_MAX", 300_000)
     async with serving(Site()) as site, Client.to(site) as client:
+        await client.send(OK)
+        assert (await client.response())[0] == 200
+        connection = site.connection
         await client.send(START + b"X: " + b"a" * HEAD_BYTES_MIN)
         assert (await client.response())[0] == 431
-        connection = site.connection
         with pytest.raises(ConnectionError):
             await client.send(*[b"a" * 10_000] * 10_000)
         assert connection.transport.is_closing()
