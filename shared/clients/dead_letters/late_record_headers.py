@@ -36,6 +36,9 @@ def parse_late_record(record: ConsumerRecord) -> DeadLetter:
     indexes = {name: index for index, (name, _) in enumerate(record.headers) if name in HEADERS}
     where = coordinates_of(record)
     missing = [name for name in HEADERS if name not in indexes]
+    # A record that a processor forwarded has no coordinates of its own, but may have those of an older late record.
+    if not missing and [indexes[name] - indexes[TOPIC] for name in HEADERS] != list(range(len(HEADERS))):
+        missing = [TOPIC, PARTITION, OFFSET]
     if missing:
         raise DataError(f"{where} is not the late record of a source record: it lacks the headers {', '.join(missing)}")
     text = {name: (record.headers[index][1] or b"").decode(errors="replace") for name, index in indexes.items()}

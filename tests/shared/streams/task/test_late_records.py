@@ -431,6 +431,17 @@ def test_the_late_record_of_a_late_record_is_read_back_as_the_first_one(ids: tup
     assert parse_late_record(source).record == first
 
 
+def test_a_late_record_that_a_processor_forwarded_is_no_source_record() -> None:
+    """It has not the coordinates of an older late record whose headers the processor forwarded."""
+    source = ConsumerRecord("clicks", 2, 17, 1_000, b"ann", b"{}", ())
+    first = late_record(source, "clicks-late", 1_000, 1_500, 2_000, "visits", "shop")
+    made = forwarded_late_record(
+        Record(b"ann", b"changed", 1_000, tuple(first.headers)), "late", 1_500, 2_000, "visits", "shop", "", 10**6
+    )
+    with pytest.raises(DataError, match=r"lacks the headers penstock\.late\.topic"):
+        parse_late_record(ConsumerRecord("late", 0, 4, 1_000, made.key, made.value, tuple(made.headers)))
+
+
 TRACE = (("trace", b"a1"),)
 
 
