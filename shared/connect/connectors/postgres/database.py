@@ -149,6 +149,8 @@ def translated(error: Exception, *, writes: bool = False) -> Exception:
         pg.DeadlockDetectedError,
         pg.LockNotAvailableError,
         pg.ObjectInUseError,
+        pg.IdleInTransactionSessionTimeoutError,
+        pg.TransactionTimeoutError,
         *((pg.ReadOnlySQLTransactionError,) if writes else ()),  # of a server that a failover made a standby
         pg.InternalClientError,  # of a connection that is closing
     )

@@ -254,7 +254,7 @@ class PostgresSourceTask(SourceTask):
         return (Schema.struct(None, *(f for f in fields if f is not None)) if names else None), names
 
     async def _failure_to_raise(self, error: Exception) -> Exception:
-        ours = translated(error)
+        ours = translated(error, writes=self._logical is not None)
         self._wait.left_ms = self._values["retry.backoff.ms"]
         await self._abandon_bulk_read()
         if self._connection is not None:

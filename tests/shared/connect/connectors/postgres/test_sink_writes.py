@@ -269,6 +269,8 @@ def test_an_update_needs_a_column_to_change() -> None:
     [
         ("AdminShutdownError", True),
         ("DeadlockDetectedError", True),
+        ("IdleInTransactionSessionTimeoutError", True),
+        ("TransactionTimeoutError", True),
         ("InsufficientPrivilegeError", False),
         ("UndefinedTableError", False),
     ],
