@@ -359,7 +359,11 @@ def _grid_start_ms(start: Start) -> int | None:
         return None
     if isinstance(start, datetime) and start.tzinfo is not None:
         start = start - EPOCH
-    ms: Any = start / timedelta(milliseconds=1) if isinstance(start, timedelta) else start
+    if isinstance(start, timedelta):
+        whole, rest = divmod(start, timedelta(milliseconds=1))
+        ms: Any = whole if not rest else math.nan
+    else:
+        ms = start
     is_number = isinstance(ms, int | float) and not isinstance(ms, bool) and math.isfinite(ms)
     if not is_number or ms != int(ms) or ms < 0:
         raise ConfigError(

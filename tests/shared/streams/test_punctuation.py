@@ -755,8 +755,13 @@ def test_a_start_may_be_the_epoch(start: Any) -> None:
     assert wall_clock_due(task_schedules(), start=start) == 0
 
 
+LATE_START = datetime(9999, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
+"""A float of its milliseconds would lose its microsecond."""
+
+
 @pytest.mark.parametrize(
-    "start", [-1, True, 5.5, math.inf, math.nan, "5", timedelta(microseconds=1_500), timedelta(milliseconds=-1)]
+    "start",
+    [-1, True, 5.5, math.inf, math.nan, "5", timedelta(microseconds=1_500), timedelta(milliseconds=-1), LATE_START],
 )
 def test_a_start_that_is_not_a_whole_ms(start: Any) -> None:
     """The error has the value and the valid ones."""
