@@ -130,12 +130,12 @@ class Transactions:
             return ErrorCode.PRODUCER_FENCED
         if known.is_completing:
             return ErrorCode.CONCURRENT_TRANSACTIONS
-        if expected != NO_PRODUCER and expected[1] == known.last_epoch >= 0:
-            # The producer repeats a request whose response was lost.
-            return known.producer_id, known.producer_epoch
         if known.state is TransactionState.ONGOING:
             self._abort_fenced(known, now_ms)
             return ErrorCode.CONCURRENT_TRANSACTIONS
+        if expected != NO_PRODUCER and expected[1] == known.last_epoch >= 0:
+            # The producer repeats a request whose response was lost.
+            return known.producer_id, known.producer_epoch
         known.timeout_ms = timeout_ms
         known.state = TransactionState.EMPTY
         self._bump_producer_epoch(known, expected)

@@ -289,6 +289,19 @@ def test_a_new_producer_aborts_an_open_transaction(state: ClusterState) -> None:
     assert given.producer_epoch > identity["producer_epoch"] + 1
 
 
+def test_a_repeated_request_aborts_an_open_transaction(state: ClusterState) -> None:
+    """A producer that asks again with its former epoch does not leave the transaction of its new epoch open."""
+    identity = begun(state)
+    send_request(state, Api.END_TXN, committed=True, **identity)
+    body = {**identity, "transaction_timeout_ms": 1_000}
+    given = send_request(state, Api.INIT_PRODUCER_ID, **body)
+    identity["producer_epoch"] = given.producer_epoch
+    topics = [Message(name="t", partitions=[0])]
+    send_request(state, Api.ADD_PARTITIONS_TO_TXN, topics=topics, **identity)
+    assert send_request(state, Api.INIT_PRODUCER_ID, **body).error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert state.transactions.known["x"].state is TransactionState.COMPLETE_ABORT
+
+
 def test_old_versions_have_the_old_error(state: ClusterState) -> None:
     """In versions before PRODUCER_FENCED a fenced producer gets INVALID_PRODUCER_EPOCH."""
     identity = {**begun(state), "producer_epoch": 9}
