@@ -447,6 +447,7 @@ class Producer:
 
         A transaction that loses records by this can only be aborted.
         """
+        self._connection.check_loop()
         error = SendCancelled("abort_pending was called before the record was acknowledged")
         failed = self._sender.completion.fail_all(error, out=False)
         # A commit would leave out the dropped records silently.

@@ -196,6 +196,13 @@ async def test_closed_while_a_send_waits_for_metadata() -> None:
             await producer.send("t", b"v")
 
 
+async def test_abort_pending_belongs_to_the_producers_event_loop() -> None:
+    """In another thread it drops nothing."""
+    async with FakeCluster() as cluster, producing(cluster) as producer:
+        with pytest.raises(IllegalState):
+            await asyncio.to_thread(producer.abort_pending)
+
+
 async def test_send_and_wait_returns_the_metadata() -> None:
     """It returns the record's metadata, or raises its error."""
     async with FakeCluster() as cluster, producing(cluster) as producer:
