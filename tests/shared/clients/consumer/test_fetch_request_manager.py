@@ -252,7 +252,7 @@ async def test_a_wait_for_data_ends_before_the_request_times_out(count: int) -> 
     settings = EARLIEST.model_copy(update={"fetch_min_bytes": 1_000_000, "fetch_max_wait_ms": 60_000})
     async with FakeCluster() as cluster:
         await fill(cluster, count, partitions=1)
-        async with asyncio.timeout(5), Consumer(settings_of(cluster, request_timeout_ms=300), settings) as consumer:
+        async with asyncio.timeout(5), Consumer(settings_of(cluster, request_timeout_ms=1_000), settings) as consumer:
             consumer.assign([T0])
             await read(consumer, count)
             while not consumer.is_at_end(T0):
