@@ -18,7 +18,7 @@ class ExitStatus(IntEnum):
     COMMIT_CONFLICT = 3
     """Of `penstock compact`: another job committed first, which is not an error."""
     INTERRUPTED = 130
-    """Ended by Ctrl-C, or by a second signal during the shutdown."""
+    """Ended by Ctrl-C; of a service: by a second one, during the shutdown."""
 
 
 class StartFailed(PenstockError):

@@ -2,9 +2,9 @@
 
 SIGTERM or SIGINT cancels `main_loop` and runs `shutdown`. The two share the limit `shutdown_timeout_ms`, after which
 `run` returns. The process then waits at most EXIT_GRACE_MS for tasks and `asyncio.to_thread` calls that have not ended.
-A second signal ends the process at once. The exit status is 0 if the work is done or a requested shutdown succeeded.
-It is 1 after an error, also if the limit passed. It is 2 after an error that only other settings fix (ConfigError: a
-port in use, a missing file). A StartFailed error has its own exit status.
+A SIGINT during the shutdown ends the process at once. The exit status is 0 if the work is done or a requested shutdown
+succeeded. It is 1 after an error, also if the limit passed. It is 2 after an error that only other settings fix
+(ConfigError: a port in use, a missing file). A StartFailed error has its own exit status.
 
 A Penstock error is logged as one line. An unexpected error is logged with its traceback.
 """
@@ -127,11 +127,14 @@ async def run(daemon: Daemon, shutdown_timeout_ms: int) -> int:
     stop = asyncio.Event()
 
     def on_signal(number: signal.Signals) -> None:
-        if stop.is_set():
-            log.warning("second signal: leaving at once", signal=number.name)
+        if not stop.is_set():
+            log.info("shutting down", signal=number.name)
+            stop.set()
+        elif number == signal.SIGINT:
+            log.warning("interrupted during the shutdown: leaving at once")
             os._exit(ExitStatus.INTERRUPTED)
-        log.info("shutting down", signal=number.name)
-        stop.set()
+        # Further SIGTERMs change nothing: systemd sends one to each process of a service, and a parent stops its
+        # children as well.
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
