@@ -276,7 +276,11 @@ class DeadLetterLog:
         that a later replay finds them.
         """
         chosen: list[tuple[Execution, Work, DeadLetter]] = []
-        while len(chosen) < min(room, IN_FLIGHT_MAX) and (execution := scheduler.take(0)):
+        count_max = min(room, IN_FLIGHT_MAX)
+        size = 0
+        # All fit into the buffer of `replay_producer_settings`: a `send_many` that is cancelled as it waits for the
+        # buffer has no outcomes.
+        while len(chosen) < count_max and size < LARGEST_RECORD_BYTES and (execution := scheduler.take(0)):
             (work,) = execution.works
             dead_letter = None
             try:
@@ -288,6 +292,7 @@ class DeadLetterLog:
                 result.errors += (f"{at}: not sent, because it was cut (before: {dead_letter.cut})",)
             if dead_letter is not None and not dead_letter.cut and wanted(dead_letter):
                 chosen.append((execution, work, dead_letter))
+                size += len(dead_letter.record.key or b"") + len(dead_letter.record.value or b"")
             elif self.replayed(execution.topic_partition, work.offset):
                 scheduler.settle(execution, finished=[work])
             else:

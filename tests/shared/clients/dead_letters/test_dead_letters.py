@@ -29,6 +29,7 @@ from penstock.shared.clients.dead_letters.dead_letter import (
     shortened,
 )
 from penstock.shared.clients.dead_letters.dead_letter_log import (
+    LARGEST_RECORD_BYTES,
     DeadLetterLog,
     ReplayResult,
     dead_letter_filter,
@@ -311,10 +312,19 @@ async def test_a_replay_of_all_forgets_no_earlier_replay(kafka: KafkaSettings, l
         assert (await log.replay(producer, lambda _: True, limit=10)).sent == 0
 
 
-async def test_a_cancelled_replay_commits_what_it_has_sent(kafka: KafkaSettings, cluster: FakeCluster) -> None:
-    """Records in flight count as replayed. Those that are in no request are not sent, also not by the close."""
-    await write(kafka, 6)
-    settings = ProducerSettings(batch_size=1, max_in_flight_requests_per_connection=1)
+@pytest.mark.parametrize("largest", [LARGEST_RECORD_BYTES, 1_500])
+async def test_a_cancelled_replay_commits_what_it_has_sent(
+    kafka: KafkaSettings, cluster: FakeCluster, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records in flight count as replayed. Those that are in no request are not sent, also not by the close.
+
+    The producer's buffer holds two of the largest records, and fewer than all dead letters.
+    """
+    monkeypatch.setattr(dead_letter_log, "LARGEST_RECORD_BYTES", largest)
+    await write(kafka, 6, value=b"v" * 1_000)
+    settings = ProducerSettings(
+        batch_size=1, max_in_flight_requests_per_connection=1, max_request_size=3_000, buffer_memory=3 * largest
+    )
     in_flight, respond = asyncio.Event(), asyncio.Event()
 
     async def hold(_: Request) -> None:
