@@ -51,7 +51,7 @@ TYPES = {
     "string": SchemaType.STRING,
 }
 INTEGER_TEXT = re.compile("[+-]?[0-9]+")
-FLOAT_TEXT = re.compile(r"\s*[+-]?(NaN|Infinity|([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[fFdD]?)\s*", re.ASCII)
+FLOAT_TEXT = re.compile(r"\s*[+-]?(NaN|Infinity|([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?[fFdD]?)\s*", re.ASCII)
 """What Java's `Double.parseDouble` reads, except hexadecimal numbers. Python also reads 1_000 and inf, but not 1f."""
 
 

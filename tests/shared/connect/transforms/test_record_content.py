@@ -289,7 +289,10 @@ def test_values_are_cast_as_java_casts_them(value: Any, target: str, expected: A
     ("value", "target"),
     [
         *(("128", "int8"), ("x", "int32"), ("1.0", "int32"), ("1_000", "int32"), (" 1", "int32"), ("9" * 50, "int64")),
-        *((text, "float64") for text in ("1_000", "inf", "nan", "\uff11\uff12", "", ".", "1e", "NaNf", "1 f")),
+        *(
+            (text, "float64")
+            for text in ("1_000", "inf", "nan", "\uff11\uff12", "", ".", "1e", "NaNf", "1 f", "1" * 100_000 + "x")
+        ),
         *(([], "int32"), ({}, "string"), (Decimal("NaN"), "int32"), (Decimal("NaN"), "boolean")),
     ],
 )
