@@ -160,11 +160,6 @@ def check_restorable(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ..
     A compaction forwards nothing, so it does not compare the emission.
     """
     check_schema(stored, own)
-    check_emission(stored, own)
-
-
-def check_emission(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
-    """Raise SchemaMismatch if windows that are forwarded on_close would now be forwarded on_update."""
     for old, new in zip(stored, own, strict=True):
         if new.kind in WINDOWED and (old.emit, new.emit) == ("on_close", "on_update"):
             # A commit forwards only windows that have changed since the last one, and a close does not forward them.

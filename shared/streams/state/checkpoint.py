@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.shared.streams.changelog.format import Progress
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 
 
 class CommitPosition(NamedTuple):
@@ -27,6 +28,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """The offset after the last changelog record in the rows. No owner above `epoch` has taken over before it: each
     commit makes sure of that."""
     progress: Progress | None
+    """The newest commit in the rows, with the schemas under which the changelog was written."""
+    rows: tuple[StoreSchema, ...] = ()
+    """The schemas of the rows, if a restore wrote them; otherwise those of `progress`."""
 
     def mismatch(self, topic_id: str | None, first: int, end: int) -> str | None:
         """Return why a changelog with this id and these offsets does not continue from the checkpoint, or None."""

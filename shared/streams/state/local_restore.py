@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader
 from penstock.shared.streams.changelog.format import EPOCH_MAX
-from penstock.shared.streams.changelog.store_schema import StoreSchema, check_emission, check_schema
+from penstock.shared.streams.changelog.store_schema import StoreSchema, check_restorable
 from penstock.shared.streams.state.checkpoint import Checkpoint
 from penstock.shared.streams.state.row_codec import row_layout
 
@@ -40,10 +37,9 @@ def continue_from_local_state(
         local.discard("it is incomplete")
         return None
     reason = found.mismatch(topic_id, first, end)
-    # Checked before rows are deleted: the next start with the old topology needs them. Also before the restore, because
-    # its first `write_restored_rows` replaces these schemas by `stores`.
+    # Checked before rows are deleted: the next start with the old topology needs them.
     if reason is None and found.progress is not None:
-        _check_written_schemas(found.progress.stores, stores)
+        check_restorable(found.progress.stores, stores)
     if (reason := reason or _why_checkpoint_unusable(found, stores)) is not None:
         local.discard(reason)
         return None
@@ -52,18 +48,9 @@ def continue_from_local_state(
     return found
 
 
-def _check_written_schemas(written: tuple[StoreSchema, ...], stores: tuple[StoreSchema, ...]) -> None:
-    try:
-        # The changelog may lack the added aggregations of rows on disk, if a restore wrote them before the first
-        # commit. Then the changelog may fit `stores`.
-        check_schema(stores, written)
-    except SchemaMismatch:
-        check_schema(written, stores)
-    check_emission(written, stores)
-
-
 def _why_checkpoint_unusable(found: Checkpoint, stores: tuple[StoreSchema, ...]) -> str | None:
-    if found.progress is not None and row_layout(found.progress.stores) != row_layout(stores):
+    rows = found.rows or (() if found.progress is None else found.progress.stores)
+    if rows and row_layout(rows) != row_layout(stores):
         return "the stores have changed"
     return f"no owner can go above its epoch {found.epoch}" if found.epoch >= EPOCH_MAX else None
 
@@ -78,8 +65,6 @@ def write_restored_rows(
     covered = reader.covered_offset
     progress = reader.progress
     if covered is not None:
-        # A restore writes rows in the layout of its own stores. The changelog's progress may have another one, before
-        # the first commit of a topology with an added aggregation.
-        if progress is not None:
-            progress = msgspec.structs.replace(progress, stores=stores)
-        local.write(Checkpoint(topic_id, reader.epoch, covered, progress))
+        # Rows are written in the layout of the task's stores. The changelog may have another one, before the first
+        # commit of a topology with an added aggregation.
+        local.write(Checkpoint(topic_id, reader.epoch, covered, progress, stores))

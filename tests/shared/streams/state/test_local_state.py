@@ -215,18 +215,46 @@ def test_restored_rows_of_an_added_aggregation_are_read_only_with_it(tmp_path: P
     driver.close()
 
 
+def updating() -> Topology:
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_update().to("out")
+    return builder.build()
+
+
+@pytest.mark.parametrize(
+    "topologies",
+    [
+        (topology(), topology(sum=Sum("other")), topology(sum=Sum("id"))),
+        (updating(), topology(), updating()),
+    ],
+    ids=["another aggregation", "another emission"],
+)
+def test_a_topology_that_has_committed_nothing_rejects_no_other(tmp_path: Path, topologies: list[Topology]) -> None:
+    """A restore, or a standby, writes rows to disk. The changelog alone decides which topology may follow."""
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+    driver = TopologyTestDriver(topologies[0], state=state)
+    driver.pipe("in", key=b"a", value=b'{"id":1}', timestamp=5)
+    for later in topologies[1:]:
+        driver.crash()
+        driver.topology = later.of_application("test-driver")
+        driver.restore()
+        assert [(row.key, row.states[0]) for row in driver.task.stores["s"].rows()] == [("a", 1)]
+    driver.close()
+
+
 @pytest.mark.parametrize(
     ("now", "message"),
     [
         (topology(gap_ms=20), "gap_ms was 10, is now 20"),
         (topology(name="t"), "'t' is new, 's' is gone"),
         (topology(n=Sum("id")), "aggregations changed: n"),
+        (topology(), "aggregations changed: sum"),
     ],
 )
 def test_state_on_disk_that_the_topology_cannot_read_stays(tmp_path: Path, now: Topology, message: str) -> None:
     """A topology that is rejected does not cost the rows on disk: the next start with the old one uses them."""
     state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
-    driver = TopologyTestDriver(topology(), state=state)
+    driver = TopologyTestDriver(topology(sum=Sum("id")), state=state)
     driver.pipe("in", key=b"a", value=b'{"id":1}', timestamp=5)
     driver.crash()
     local, changed = state.state_of(0), now.of_application("test-driver").schemas()
