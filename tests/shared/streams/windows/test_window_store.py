@@ -482,6 +482,17 @@ def test_a_batchs_updates_name_their_records_and_a_mean_counts_all_numbers() -> 
     assert [row.states for row in store.rows()] == [[(21, 3)]]
 
 
+@pytest.mark.parametrize("first", [0, 50], ids=["early", "later"])
+def test_a_batchs_updates_have_the_objects_of_one_by_one(first: int) -> None:
+    """A record that comes out of order makes the window after it, with the objects of the later records."""
+    records = [("a", first + 5), ("a", first + 2), ("a", first + 4), ("a", first + 3)]
+    batch, single = (store_of("sliding", CollectList("n").bind(dict)) for _ in range(2))
+    at_once = list(take(batch, records, updates=True).updates.tuples())
+    one_by_one = [update for one in records for update in take(single, [one], updates=True).updates.tuples()]
+    assert at_once == one_by_one
+    assert len(at_once) > len(records)
+
+
 TABLE_RULES: dict[WindowKind, WindowRule] = {
     "session": WindowRule("session", 10, 5),
     "tumbling": WindowRule("tumbling", 10, 5, 10),
