@@ -54,7 +54,7 @@ async def test_a_snapshot_on_s3(
         for scheme in ("s3", "s3a"):
             status, out, err = await reset(cluster, f"{scheme}://lake/penstock")
             assert (status, err) == (0, "")
-            first, last = out.splitlines()
+            first, _, last = out.splitlines()
             assert first.startswith(f"snapshot {scheme}://lake/penstock/app: closed/visits (2 files, ")
             assert last == "nothing was changed: add --execute to apply the change"
         status, _, err = await reset(cluster, "s3://missing/penstock", "--execute")

@@ -113,14 +113,14 @@ class PostgresSinkTask(SinkTask):
         """The written offset of each partition in the current delivery. Records below it are not written again."""
         self._reported: set[tuple[TopicPartition, int]] = set()
         """The reported records of the current delivery, so that a repeated batch does not report them again."""
-        offsets = OffsetTable(values["offsets.table"], props["name"])
-        self._offsets = offsets if values["exactly.once"] else None
+        self._offsets = OffsetTable(values["offsets.table"], props["name"]) if values["exactly.once"] else None
         connection = await self._connect_if_needed()
-        if self._offsets is None:
+        # A task outside of a worker has no name, and no offsets without exactly.once.
+        if self._offsets is None and "name" in props:
             # Otherwise the offsets of an earlier time with exactly.once=true would apply when it is true again, and the
             # records since then would be written twice.
             try:
-                await offsets.forget(connection)
+                await OffsetTable(values["offsets.table"], props["name"]).forget(connection)
             except Exception as e:
                 raise translated(e, writes=True) from e
 
